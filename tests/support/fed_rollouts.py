@@ -14,6 +14,7 @@ from tests.support.threaded import said, user
 from proxy.export import FORMATS
 from proxy.export.base import Fill, Rows, with_columns
 from proxy.export.containers import CONTAINERS
+from proxy.rollouts.archive.rows import put_together, take_apart
 from proxy.trajectory.advantages import SoftPenalty, episodes, returns
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import decode, encode
@@ -23,7 +24,6 @@ from proxy.trajectory.images import IMAGES, aligned, names_in
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.outline import find_forks, outline
 from proxy.trajectory.record_head import read_head
-from proxy.trajectory.record_parts import put_together, take_apart
 from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
 from proxy.trajectory.shared_ids import Link, SharedIds

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.forests import make_step
 
+from proxy.rollouts.archive.rows import chains_of, put_together, take_apart
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode, encode
 from proxy.trajectory.images import data_in, names_in
-from proxy.trajectory.record_parts import chains_of, put_together, take_apart
 
 TEXT = st.text(max_size=12)
 VALUE = st.recursive(

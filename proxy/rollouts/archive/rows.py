@@ -1,12 +1,13 @@
 """Rows of archived rollouts, one for each step: made from the records of the store, and turned into records again.
 
 Numbers in a row are little-endian bytes, or None. A record that is not equal to its columns is in the row itself
-(`record_parts.take_apart`), so that every record returns from the archive unchanged, also a damaged one.
+(`take_apart`), so that every record returns from the archive unchanged, also a damaged one.
 """
 
 from array import array
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -15,12 +16,14 @@ from msgspec import Struct
 
 from proxy.rollouts.rollout import Marks, Rollout, read_marks, read_rollout
 from proxy.rollouts.stored_fields import Milliseconds
-from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian
-from proxy.trajectory.blocks import ROOT, BlockReader, KnownBlocks
-from proxy.trajectory.codec import Record, UnreadableRecord
+from proxy.trajectory import blocks
+from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
+from proxy.trajectory.blocks import ROOT, BlockReader, BlockWriter, KnownBlocks
+from proxy.trajectory.codec import LENGTHS, Record, UnreadableRecord, chain_fields, frame, join_fields, open_frame
+from proxy.trajectory.images import IMAGES, block_of, data_in, names_from
 from proxy.trajectory.record_head import LATEST_S
-from proxy.trajectory.record_parts import Parts, chains_of, put_together, take_apart
-from proxy.trajectory.step import DEFAULT_POLICY
+from proxy.trajectory.shared_ids import SharedIds
+from proxy.trajectory.step import DEFAULT_POLICY, Prompt, sent_messages
 from storage.types import StoredEntity
 
 Row: TypeAlias = dict[str, Any]
@@ -28,6 +31,116 @@ Row: TypeAlias = dict[str, Any]
 CLAIM: Final = "archive"  # the field of a rollout with the file that it is written to; no part of what is archived
 _LARGEST: Final = 1e300
 _PARENT_BYTES: Final = 16  # of a block: the name of the one before it
+_FLOAT: Final = "f"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a record: the JSON texts with their chains joined, and the numbers as little-endian bytes."""
+
+    schema: int
+    head: bytes  # the JSON of the record, unchanged
+    request: dict[str, Any]
+    sent: dict[str, Any]
+    response: bytes  # the JSON of the record, unchanged
+    prompts: tuple[Prompt, ...]
+    ids: tuple[bytes, ...]  # int32
+    logprobs: tuple[bytes, ...]  # float32
+    rest: bytes = b""  # the experts and masks of all choices
+
+
+def take_apart(record: bytes, reader: BlockReader, known: Container[bytes]) -> tuple[Parts, bool]:
+    """Return the parts of a record whose blocks are `known`, and whether an equal record can be made of them.
+
+    It cannot if the record has logprobs that need float64, or if another version wrote its JSON in another way.
+
+    Raises:
+        UnreadableRecord: The record is damaged.
+    """
+    schema, packed = open_frame(record)
+    try:
+        raw = reader.expand(packed)
+        parts = _parts(schema, raw, reader)
+        try:
+            return parts, _payload(parts, BlockWriter(known)) == raw
+        except ValueError:
+            return parts, False
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnreadableRecord(f"the record cannot be taken apart: {error!r}") from error
+
+
+def put_together(parts: Parts, known: Container[bytes]) -> Record:
+    """Return the record of these parts, with the blocks that are not `known` to be stored.
+
+    Raises:
+        ValueError: The parts do not belong together.
+    """
+    writer = BlockWriter(known)
+    packed = writer.compress(_payload(parts, writer))
+    return Record(frame(parts.schema, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+
+
+def chains_of(head: Mapping[str, Any]) -> set[bytes]:
+    """Return the names of the last blocks of all chains that the head of a record names."""
+    ends = [prompt["end"] for prompt in head["prompts"]]
+    ends += [chain[1] for chains in head["chains"].values() for chain in chains.values() if len(chain) > 1]
+    stored = {block for name in names_from(head.get("extra")) if (block := block_of(name)) is not None}
+    return {bytes.fromhex(end) for end in ends} | stored
+
+
+def _parts(schema: int, raw: bytes, reader: BlockReader) -> Parts:
+    lengths = LENGTHS.unpack_from(raw)
+    ends = accumulate(lengths, initial=LENGTHS.size)
+    head_text, request_text, sent_text, response = [raw[start:end] for start, end in pairwise(ends)]
+    head = orjson.loads(head_text)
+    widths = [4 if choice["code"] == _FLOAT else 8 for choice in head["choices"]]
+    sizes = [prompt["tail"] for prompt in head["prompts"]]
+    sizes += [4 * choice["ids"] for choice in head["choices"]]
+    sizes += [width * choice["logprobs"] for width, choice in zip(widths, head["choices"], strict=True)]
+    if min(sizes, default=0) < 0:
+        raise ValueError("a length is negative")
+    starts = list(accumulate(sizes, initial=LENGTHS.size + sum(lengths)))
+    pieces = [raw[start:end] for start, end in pairwise(starts)]
+    links = [reader.link(bytes.fromhex(prompt["end"])) for prompt in head["prompts"]]
+    prompts = tuple(SharedIds(link, tail) for link, tail in zip(links, pieces, strict=False))
+    first, end = len(links), len(links) + len(widths)
+    wide = zip(widths, pieces[end:], strict=True)
+    logprobs = tuple(piece if width == 4 else _narrow(piece) for width, piece in wide)
+    sent = orjson.loads(sent_text)
+    if "sent" in head["chains"]:
+        sent["set"] = join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
+    request = join_fields(orjson.loads(request_text), head["chains"]["request"], prompts, reader)
+    ids, rest = tuple(pieces[first:end]), raw[starts[-1] :]
+    return Parts(schema, head_text, request, sent, response, prompts, ids, logprobs, rest)
+
+
+def _payload(parts: Parts, writer: BlockWriter) -> bytes:
+    """Return the payload of the parts, and write its blocks. Raises ValueError if the chains are not those of the head."""
+    head = orjson.loads(parts.head)
+    has_images = IMAGES in (head.get("extra") or {})
+    images = data_in(sent_messages(parts.request, parts.sent)) if has_images else {}
+    writer.write_images(images)
+    request, request_chains = chain_fields(parts.request, parts.prompts, writer, images)
+    chains = {"request": request_chains}
+    sent = dict(parts.sent)
+    if isinstance(sent.get("set"), dict):
+        sent["set"], chains["sent"] = chain_fields(sent["set"], parts.prompts, writer, images)
+    tails = []
+    ends = []
+    for prompt in parts.prompts:
+        units, tail = blocks.cut(to_little_endian(prompt))
+        ends.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
+        tails.append(tail)
+    if chains != head["chains"] or ends != head["prompts"]:
+        raise ValueError("the chains are not those of the head")
+    texts = (parts.head, orjson.dumps(request), orjson.dumps(sent), parts.response)
+    numbers = (*tails, *parts.ids, *parts.logprobs, parts.rest)
+    return b"".join((LENGTHS.pack(*map(len, texts)), *texts, *numbers))
+
+
+def _narrow(wide: bytes) -> bytes:
+    """Return float64 numbers as float32."""
+    return to_little_endian(array(_FLOAT, logprobs_from_little_endian("d", wide)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.any_json import odd_steps
 from tests.support.forests import make_choice, make_step, rollouts
 
+from proxy.rollouts.archive.rows import chains_of, put_together, take_apart
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.codec import UnreadableRecord, encode, frame, open_frame
-from proxy.trajectory.record_parts import chains_of, put_together, take_apart
 
 
 def stored(steps):
