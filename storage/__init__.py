@@ -21,8 +21,7 @@ from storage.errors import StorageError
 from storage.options import Address, StoreOptions, parse_url
 from storage.redis.cluster import Cluster
 from storage.redis.connections import Servers, connections_to, connections_to_socket
-from storage.redis.durability import barrier_for
-from storage.redis.server_info import check_supported, fetch_info
+from storage.redis.server_info import barrier_for, check_supported, fetch_info
 from storage.redis.store import RedisStore
 from storage.store import Store
 

@@ -8,20 +8,119 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from storage.cache import Cache
-from storage.queue import Queue
-from storage.timers import Timers
 from storage.types import (
+    DEFAULT_QUEUE,
     Announcement,
     Appended,
     Change,
     FullRollout,
     Page,
+    QueueCounts,
+    QueuedGroup,
     Reservation,
     ServerWarning,
     StepWrite,
     StoredEntity,
+    Timer,
 )
+
+
+class Queue(Protocol):
+    """Queues of groups; in each queue a group has at most one holder at a time.
+
+    Every method raises `StoreUnreachable` as those of `Store` do.
+
+    Each method moves a group and sets fields of it (None removes a field) in one transaction, and is safe to repeat if its
+    response was lost. A holder name must be used for one claim only.
+    """
+
+    async def enqueue(
+        self,
+        group: str,
+        notes: Mapping[str, bytes],
+        fields: Mapping[str, bytes | None],
+        *,
+        expect: Mapping[str, bytes | None],
+        now_ms: int,
+    ) -> StoredEntity | None:
+        """Set fields as `Store.update_if` does and add the group to the queues, if all fields have the expected values.
+
+        `notes`: the queues by name, each with the note of its entry.
+        Returns None if the group does not exist. Raises `FieldsChanged` if a field does not have the expected value.
+        """
+        ...
+
+    async def list_available(self, limit: int, queue: str = DEFAULT_QUEUE) -> list[QueuedGroup]:
+        """Return groups of a queue without a holder, oldest first (to the millisecond): at least the first `limit` of them."""
+        ...
+
+    async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
+        """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
+        ...
+
+    async def holders(self, queue: str = DEFAULT_QUEUE) -> dict[str, int]:
+        """Return the holders of groups of a queue, and for how many ms (by the server's clock) each did not claim or extend."""
+        ...
+
+    async def claim(
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
+    ) -> bool:
+        """Claim a group that has no holder, for at most `MAX_LEASE_MS`; return whether this holder has it now."""
+        ...
+
+    async def extend(
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
+    ) -> bool:
+        """Set the lease to end this long from now; return False if another holder, or none, has the group."""
+        ...
+
+    async def release(
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int, silent_ms: int = 0
+    ) -> bool:
+        """Return the group to its old position in its queue; return False if this holder does not have it.
+
+        With `silent_ms`, also False if the holder has claimed or extended groups within this time.
+        """
+        ...
+
+    async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
+        """Remove the group from its queue; return False if this holder does not have it (also on a repeated call)."""
+        ...
+
+
+class Timers(Protocol):
+    """The timers of rollouts. They do not wait for durability, and every method is safe to repeat."""
+
+    async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
+        """Return timers that have expired, and set each to `until_ms`, so that no other claim returns it before.
+
+        The earliest are first within each of the store's sixteen parts, of which each returns up to `limit` timers. Parts that
+        fail return none; raises `StorageError` if one failed and the others have none.
+        """
+        ...
+
+    async def move(self, times: Mapping[Timer, int | None], *, from_ms: int) -> None:
+        """Set timers to new times (None removes one), except those that are not at `from_ms`."""
+        ...
+
+    async def remove(self, timer: Timer) -> None:
+        """Remove a timer; one that does not exist is no error."""
+        ...
+
+
+class Cache(Protocol):
+    """Values that any process of the store may have written. They do not wait for durability, and may be gone at any time."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Return a value that was put at most its lifetime ago, or None."""
+        ...
+
+    async def put(self, name: str, value: bytes, *, lifetime_s: int, limit: int) -> None:
+        """Set a value. If all values have more than `limit` bytes, the oldest are removed first.
+
+        The limit applies to each of the store's sixteen parts by its share. A value above the share is not kept.
+        """
+        ...
 
 
 class Announcements(Protocol):

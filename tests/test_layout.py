@@ -66,7 +66,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("compat",),
         ("openapi",),
     ),
-    "storage": (("types", "errors"), ("cache", "queue", "timers", "options"), ("store",), ("redis", "embedded")),
+    "storage": (("types", "errors"), ("options",), ("store",), ("redis", "embedded")),
 }
 INDEPENDENT = {"model", "control", "ui"}  # in one row of `api`, and they never import each other
 SERVERS = ("api", "server", "simulator")  # layers that may import aiohttp.web
@@ -86,11 +86,6 @@ UNTESTED = {
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
     "storage/types.py": "frozen values; tests/storage/test_store.py reads them all",
     "storage/errors.py": "the kinds of one error; each is asserted where it is raised",
-    "storage/redis/listing.py": "asserted by the contract suite, on every kind of server",
-    "storage/redis/announcements.py": "asserted by the contract suite, on every kind of server",
-    "storage/timers.py": "a protocol; tests/storage/redis/test_timers.py is its contract suite",
-    "storage/cache.py": "a protocol; tests/storage/redis/test_cache.py is its contract suite",
-    "storage/queue.py": "a protocol; tests/storage/redis/test_queue.py is its contract suite",
 }
 BANNED = {
     "utils",

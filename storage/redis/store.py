@@ -5,35 +5,273 @@ first attempt succeeded, the repeated one finds the new values and raises `Field
 """
 
 import asyncio
+import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, RolloutExpired
+from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, RolloutExpired, StoreUnreachable
 from storage.options import StoreOptions
 from storage.redis import scripts
-from storage.redis.announcements import RedisAnnouncements, RedisReservations
-from storage.redis.cache import RedisCache
-from storage.redis.changes import RedisChanges
 from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers
 from storage.redis.keys import (
+    AGE_DIGITS,
     BATCHES,
+    BUCKETS,
     GROUPS,
     RolloutKeys,
+    announcements_key,
     bucket_for,
+    bucket_keys,
+    cache_keys,
     constants_key,
+    decoded_name,
+    heartbeats_key,
     rollout_keys,
+    timers_key,
 )
-from storage.redis.listing import RedisListing
 from storage.redis.queue import RedisQueue
-from storage.redis.replies import Reply, checked, decode_entity, encode_optional, pairs, readable, refused
-from storage.redis.scripts import Command, Script
+from storage.redis.replies import (
+    Reply,
+    checked,
+    decode_announcements,
+    decode_entity,
+    encode_optional,
+    pairs,
+    readable,
+    refused,
+)
+from storage.redis.scripts import Command, RunScript, Script
 from storage.redis.server_info import fetch_info, summarize
-from storage.redis.timers import RedisTimers
-from storage.types import Appended, FullRollout, Page, Reservation, ServerWarning, StepWrite, StoredEntity
+from storage.types import (
+    Announcement,
+    Appended,
+    Change,
+    FullRollout,
+    Page,
+    Reservation,
+    ServerWarning,
+    StepWrite,
+    StoredEntity,
+    Timer,
+)
+
+
+class RedisAnnouncements:
+    """The announcements under `prefix`. `run` waits for durability; `run_fast` does not."""
+
+    def __init__(self, run: RunScript, prefix: str, *, run_fast: RunScript) -> None:
+        self._run = run
+        self._run_fast = run_fast
+        self._heartbeats = heartbeats_key(prefix, BUCKETS[0])
+        self._keys = [announcements_key(prefix, bucket) for bucket in BUCKETS]
+
+    async def announce(self, name: str, value: bytes) -> Announcement:
+        """Set a value in every bucket; the first bucket assigns its number."""
+        return await self._announced(name, value, await self._number(name, value, ""))
+
+    async def announce_if(self, name: str, value: bytes, number: int) -> Announcement | None:
+        """Set a value if the present one has this number (0: there is none); the first bucket decides."""
+        assigned = await self._number(name, value, number)
+        return None if assigned < 0 else await self._announced(name, value, assigned)
+
+    async def _number(self, name: str, value: bytes, present: int | str) -> int:
+        number: int = await self._run(scripts.ANNOUNCE, [self._keys[0]], (name, value, "", present))
+        return number
+
+    async def _announced(self, name: str, value: bytes, number: int) -> Announcement:
+        others = self._keys[1:]
+        await asyncio.gather(*(self._run(scripts.ANNOUNCE, [key], (name, value, number, "")) for key in others))
+        return Announcement(value, number)
+
+    async def read(self) -> dict[str, Announcement]:
+        """Return all announcements."""
+        return decode_announcements(await self._run(scripts.ANNOUNCEMENTS, [self._keys[0]], ()))
+
+    async def heartbeat(
+        self, name: str, value: bytes, *, lifetime_ms: int
+    ) -> tuple[dict[str, Announcement], dict[str, bytes]]:
+        """Set a value that expires; return all announcements and all heartbeats that have not expired."""
+        keys = [self._keys[0], self._heartbeats]
+        announcements, heartbeats = await self._run_fast(scripts.HEARTBEAT, keys, (name, lifetime_ms, value))
+        return decode_announcements(announcements), {readable(sender): value for sender, value in pairs(heartbeats)}
+
+
+class RedisReservations:
+    """The reservations of the rollouts under `prefix`."""
+
+    def __init__(self, run: RunScript, prefix: str) -> None:
+        self._run = run
+        self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"<RedisReservations under {self._prefix}>"
+
+    async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
+        """Set the lease to end this long from now; 0 releases the reservation."""
+        keys = rollout_keys(self._prefix, rollout)
+        await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))
+
+
+_CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+|!(?:[0-9a-f]{{2}})*")
+_RAW: Final = "!"  # before the hex digits of a damaged member, which is no name and still has its place in the order
+_NAMES_PAGE: Final = 1000
+
+
+class RedisListing:
+    """All names of a store, newest first. `run` does not wait for durability."""
+
+    def __init__(self, run: RunScript, prefix: str) -> None:
+        self._run = run
+        self._prefix = prefix
+
+    async def page(self, cursor: str | None, limit: int, since_ms: int | None) -> Page:
+        """Return one page. Raises `ValueError` for an invalid cursor."""
+        if cursor is not None and not _CURSOR.fullmatch(cursor):
+            raise ValueError(
+                f"{cursor!r} is not a cursor of this listing; use the cursor of the previous page unchanged"
+            )
+        newest = b"(" + _member(cursor) if cursor else b"+"
+        oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
+        limit = max(1, limit)
+        keys = (bucket_keys(self._prefix, bucket) for bucket in BUCKETS)
+        parts = await asyncio.gather(*(self._run(scripts.LIST, pair, (newest, oldest, limit + 1)) for pair in keys))
+        merged = sorted((member for part in parts for member in part), reverse=True)
+        names = (decoded_name(member[AGE_DIGITS:]) for member in merged[:limit])
+        return Page(tuple(filter(None, names)), _cursor(merged[limit - 1]) if len(merged) > limit else None)
+
+    async def names(self) -> AsyncIterator[str]:
+        """Iterate over all names in constant memory."""
+        page = await self.page(None, _NAMES_PAGE, None)
+        while True:
+            for name in page.names:
+                yield name
+            if page.cursor is None:
+                return
+            page = await self.page(page.cursor, _NAMES_PAGE, None)
+
+
+def _cursor(member: bytes) -> str:
+    text = member.decode("latin-1")
+    return text if not text.startswith(_RAW) and _CURSOR.fullmatch(text) else _RAW + member.hex()
+
+
+def _member(cursor: str) -> bytes:
+    return bytes.fromhex(cursor[1:]) if cursor.startswith(_RAW) else cursor.encode()
+
+
+class RedisTimers:
+    """The timers of the rollouts under `prefix`."""
+
+    def __init__(self, run: RunScript, prefix: str) -> None:
+        self._run = run
+        self._prefix = prefix
+        self._keys = [timers_key(prefix, bucket) for bucket in BUCKETS]
+
+    def __repr__(self) -> str:
+        return f"<RedisTimers under {self._prefix}>"
+
+    async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
+        """Return up to `limit` expired timers of each bucket, and set them to `until_ms`."""
+        claims = (self._run(scripts.TIMERS_CLAIM, [key], (now_ms, until_ms, limit)) for key in self._keys)
+        parts = await asyncio.gather(*claims, return_exceptions=True)
+        failures = [part for part in parts if isinstance(part, BaseException)]
+        claimed = []
+        for key, part in zip(self._keys, parts, strict=True):
+            for member in () if isinstance(part, BaseException) else part:
+                if (timer := _timer(member)) is None:  # no name of a rollout: no reader would ever remove it
+                    await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
+                else:
+                    claimed.append(timer)
+        if failures and not claimed:
+            raise failures[0]
+        return claimed
+
+    async def move(self, times: Mapping[Timer, int | None], *, from_ms: int) -> None:
+        """Set timers to new times, except those that are not at `from_ms`."""
+        buckets: defaultdict[bytes, list[Any]] = defaultdict(list)
+        for timer, time_ms in times.items():
+            key, member = self._place(timer)
+            buckets[key] += (member, "" if time_ms is None else time_ms)
+        moves = (self._run(scripts.TIMERS_MOVE, [key], (from_ms, *moved)) for key, moved in buckets.items())
+        await asyncio.gather(*moves)
+
+    async def remove(self, timer: Timer) -> None:
+        """Remove a timer."""
+        key, member = self._place(timer)
+        await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
+
+    def _place(self, timer: Timer) -> tuple[bytes, bytes]:
+        """Return the key and the member of a timer."""
+        keys = rollout_keys(self._prefix, timer.rollout)
+        return keys.timers, keys.encoded + b" " + timer.incarnation.encode()
+
+
+def _timer(member: bytes) -> Timer | None:
+    name, _, incarnation = member.partition(b" ")
+    rollout = decoded_name(name)
+    return Timer(rollout, incarnation.decode()) if rollout is not None and incarnation.isalnum() else None
+
+
+_IDLE_TIMEOUT_S: Final = 10.0
+
+
+class RedisChanges:
+    """The changes of the rollouts under `prefix`."""
+
+    def __init__(self, servers: Servers, prefix: str) -> None:
+        self._servers = servers
+        self._channels = [bucket_keys(prefix, bucket)[0] for bucket in BUCKETS]
+
+    @asynccontextmanager
+    async def subscribe(self) -> AsyncIterator[AsyncIterator[Change | None]]:
+        """Subscribe on a dedicated connection to the first server that accepts it."""
+        async with AsyncExitStack() as stack:
+            messages = await self._subscribe(stack)
+            yield (None if message is None else decode_change(message) async for message in messages)
+
+    async def _subscribe(self, stack: AsyncExitStack) -> AsyncIterator[bytes | None]:
+        *others, last = await self._servers.all()
+        for server in others:
+            with suppress(StoreUnreachable):
+                return await stack.enter_async_context(server.subscribe(self._channels, _IDLE_TIMEOUT_S))
+        return await stack.enter_async_context(last.subscribe(self._channels, _IDLE_TIMEOUT_S))
+
+
+def decode_change(message: bytes) -> Change:
+    """Decode a message: the encoded name of a rollout, followed by position and name if a record was appended."""
+    name, *record = message.decode("utf-8", "surrogatepass").split(" ", 2)
+    rollout = unquote(name, errors="surrogatepass")
+    return Change(rollout, int(record[0]), record[1]) if record else Change(rollout)
+
+
+class RedisCache:
+    """The cache of the store under `prefix`. `run` reads and writes on a connection that calls do not share."""
+
+    def __init__(self, run: RunScript, prefix: str) -> None:
+        self._run = run
+        self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"<RedisCache under {self._prefix}>"
+
+    async def get(self, name: str) -> bytes | None:
+        """Return a value that was put at most its lifetime ago, or None."""
+        values, _, _ = cache_keys(self._prefix, bucket_for(name))
+        value: bytes | None = await self._run(scripts.CACHE_GET, [values], (name,))
+        return value
+
+    async def put(self, name: str, value: bytes, *, lifetime_s: int, limit: int) -> None:
+        """Set a value, and remove the oldest ones of its bucket if they exceed its share of the limit."""
+        keys = cache_keys(self._prefix, bucket_for(name))
+        await self._run(scripts.CACHE_PUT, keys, (name, value, lifetime_s * 1000, limit // len(BUCKETS)))
+
 
 _DELETED, _EXPIRED, _MISSING = -1, -2, -3  # results of append.lua
 _BATCH_TTL_S: Final = 7 * 86_400

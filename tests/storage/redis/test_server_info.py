@@ -1,11 +1,16 @@
 """INFO: supported versions, warnings, and the summary for operators."""
 
+import os
+import signal
 from dataclasses import replace
 
 import pytest
+import redis
 
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnreachable
+from storage.redis.connections import Barrier
 from storage.redis.server_info import ServerInfo, check_supported, summarize
+from storage.types import Reservation, StepWrite
 
 GOOD = ServerInfo("here:1", "redis", "7.0.15", (7, 0), {})
 
@@ -74,3 +79,157 @@ async def test_info_of_a_real_server(on_redis):
     assert summary["servers"].startswith("127.0.0.1:")
     assert int(summary["memory_bytes"]) > 0
     assert "no append-only file" in str(await on_redis.warnings())
+
+
+async def appended(store, name="s", now_ms=2):
+    """Append a record to a rollout and return its position."""
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
+    return (await store.append(StepWrite("r", incarnation, name, b"1"), now_ms=now_ms)).position
+
+
+async def test_acknowledged_waits_for_the_reply_only(on_redis):
+    """By default a write is complete with the reply of the server: no further command is sent."""
+    assert Barrier() == on_redis._barrier
+    assert 0 == await appended(on_redis)
+
+
+async def test_writes_are_confirmed_by_a_ping_with_appendfsync_no(tmp_path, start, opened):
+    """A server that writes its file before it replies, without fsync, confirms each write by a PING."""
+    for url in (f"embedded:{tmp_path / 'store'}", start("--appendonly", "yes", "--appendfsync", "no").url):
+        store = await opened(url)
+        assert Barrier(confirmed=True) == store._barrier
+        assert 0 == await appended(store)
+
+    store = await opened(start("--appendonly", "yes", "--appendfsync", "everysec").url)
+    assert Barrier() == store._barrier
+
+
+async def test_opening_is_confirmed_if_the_rollout_is_new_or_gets_a_reservation(start, opened):
+    """Otherwise nothing is written that an append does not confirm."""
+    server = start("--appendonly", "yes", "--appendfsync", "no")
+    store = await opened(server.url)
+
+    async def pings(name, **options):
+        before = _calls_of(server, "ping")
+        await store.open(name, {"places": b"2"} if name == "limited" else {}, now_ms=1, **options)
+        return _calls_of(server, "ping") - before
+
+    assert [1, 0] == [await pings("r"), await pings("r")]
+    assert [1, 1, 0] == [
+        await pings("limited"),
+        await pings("limited", reservation=Reservation("s", 60_000)),
+        await pings("limited"),
+    ]
+
+
+def _calls_of(server, command):
+    """The number of calls of a command at a server."""
+    with redis.Redis.from_url(server.url) as client:
+        return client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+
+
+async def test_fsync_sets_appendfsync_always_on_the_embedded_server(tmp_path, opened, command):
+    """With durability fsync, the embedded server replies after its file is on disk."""
+    store = await opened(f"embedded:{tmp_path / 'store'}", durability="fsync")
+
+    assert 0 == await appended(store)
+    assert [[b"appendfsync", b"always"]] == await command(store, "CONFIG", "GET", "appendfsync")
+
+
+async def test_fsync_sends_waitaof_with_appendfsync_everysec(start, opened):
+    """With durability fsync, each write waits on its connection until the server has fsynced it."""
+    server = start("--appendonly", "yes", "--appendfsync", "everysec")
+    store = await opened(server.url, durability="fsync")
+
+    assert 0 == await appended(store)
+    with server.client as client:
+        writes = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        assert writes + 2 == client.info("commandstats")["cmdstat_waitaof"]["calls"]  # two EVALs after NOSCRIPT
+
+
+async def test_fsync_requires_an_append_only_file(start, opened):
+    """A server without one is refused; the error names the setting."""
+    server = start()
+
+    with pytest.raises(StorageError, match=f"set appendonly yes on {server.address}"):
+        await opened(server.url, durability="fsync")
+
+
+async def test_fsync_without_waitaof_requires_appendfsync_always(start_redis, opened):
+    """WAITAOF exists since Redis 7.2."""
+    server = start_redis("--appendonly", "yes")
+    with server.client as client:
+        if not client.info("server")["redis_version"].startswith("7.0."):
+            pytest.skip("this redis-server has WAITAOF")
+        with pytest.raises(StorageError, match=r"fsync requires Redis 7\.2 or newer, or appendfsync always"):
+            await opened(server.url, durability="fsync")
+        client.config_set("appendfsync", "always")
+
+    store = await opened(server.url, durability="fsync")
+
+    assert 0 == await appended(store)
+
+
+@pytest.fixture
+async def replicated(start, opened, until):
+    """Return a primary, its replica, and a store with durability replicated."""
+    primary = start("--repl-diskless-sync-delay", "0")
+    replica = start("--replicaof", "127.0.0.1", str(primary.port))
+    store = await opened(primary.url, durability="replicated", timeout_s=2)
+    with replica.client as client:
+
+        async def is_linked():
+            return client.info("replication")["master_link_status"] == "up"
+
+        await until(is_linked)
+    return primary, replica, store
+
+
+async def test_replicated_waits_for_the_replica(replicated):
+    """With durability replicated, a complete write is on the replica."""
+    _, replica, store = replicated
+
+    await appended(store)
+
+    with replica.client as client:
+        assert 1 == sum(b":records:r" in key for key in client.scan_iter())
+
+
+async def test_a_write_without_its_replica_is_an_error(replicated):
+    """A write without confirmation raises `StoreUnreachable`, also when it is repeated, until it is confirmed."""
+    _, replica, store = replicated
+    await appended(store, "s0")
+    entry = StepWrite("r", (await store.get("r")).incarnation, "s1", b"1")
+    os.kill(replica.process.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas before the timeout; retry"):
+                await store.append(entry, now_ms=2)
+    finally:
+        os.kill(replica.process.pid, signal.SIGCONT)
+
+    assert 1 == (await store.append(entry, now_ms=3)).position
+    assert [b"1", b"1"] == await store.read("r", 0, 9)
+
+
+async def test_a_replica_does_not_accept_writes(replicated, opened):
+    """The first write raises `StoreUnreachable` with the message of the server."""
+    _, replica, _ = replicated
+    store = await opened(replica.url)
+
+    with pytest.raises(StoreUnreachable, match="READONLY"):
+        await store.open("r", {}, now_ms=1)
+
+
+async def test_replicated_in_a_cluster_waits_on_the_server_of_the_write(url_of, opened):
+    """A write without replicas raises `StoreUnreachable`."""
+    store = await opened(url_of("cluster"), durability="replicated", timeout_s=2)
+
+    with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas"):
+        await appended(store)
+
+
+async def test_an_embedded_store_has_no_replicas(tmp_path, opened):
+    """Durability replicated is refused for an embedded store."""
+    with pytest.raises(ValueError, match="no replicas"):
+        await opened(f"embedded:{tmp_path / 'store'}", durability="replicated")

@@ -1,13 +1,18 @@
 """RedisStore: lifetimes, lost responses, paging, prefixes."""
 
 import asyncio
+from collections import Counter, OrderedDict
+from secrets import token_hex
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.redis.keys import rollout_keys
-from storage.types import StepWrite
+from storage import StoreOptions, open_store
+from storage.errors import StorageError, StoreUnreachable
+from storage.redis.keys import BUCKETS, bucket_for, cache_keys, rollout_keys
+from storage.redis.store import RedisTimers, decode_change
+from storage.types import Change, Origin, StepWrite, Timer
 
 
 @pytest.fixture(params=["redis", "cluster"])
@@ -179,3 +184,319 @@ async def test_stores_with_different_prefixes_are_separate(url_of, opened, on_re
     assert not await other.delete("r")
     assert b"theirs" == await other.set_once("c", b"theirs")
     assert b"ours" == await on_redis.set_once("c", b"ours")
+
+
+LONG_S = 3600
+LARGE = 2**20
+HOSTILE = ("a b", "a", "%20", "{a}", "a\nb", "🙂", "x" * 256)
+HEAD = 15  # bytes of the expiry time before each value
+
+
+@pytest.fixture(params=["embedded", "redis", "cluster"])
+async def store(request, url_of, opened):
+    """Return an empty store."""
+    return await opened(url_of(request.param))
+
+
+async def test_a_value_is_returned_until_it_expires(store):
+    """Any bytes under any name; another process reads it too."""
+    for number, name in enumerate(HOSTILE):
+        await store.cache.put(name, bytes([0, number, 255]), lifetime_s=LONG_S, limit=LARGE)
+
+    assert [bytes([0, number, 255]) for number in range(len(HOSTILE))] == [
+        await store.cache.get(name) for name in HOSTILE
+    ]
+    assert None is await store.cache.get("other")
+
+
+async def test_an_expired_value_is_gone(store):
+    """The keys of the cache expire with their newest value."""
+    await store.cache.put("a", b"1", lifetime_s=1, limit=LARGE)
+    while await store.cache.get("a") is not None:
+        await asyncio.sleep(0.05)
+
+    await store.cache.put("a", b"2", lifetime_s=LONG_S, limit=LARGE)
+    assert b"2" == await store.cache.get("a")
+
+
+SAME = [name for name in map(str, range(200)) if bucket_for(name) == BUCKETS[0]]  # names of one bucket
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.sampled_from(SAME[:5]), st.integers(0, 60)), max_size=25),
+    st.integers(HEAD, 200),
+)
+async def test_the_newest_values_within_the_limit_are_kept(server, puts, share):
+    """The size that is counted is that of the values; a value that replaces another one is the newest."""
+    store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8)))
+    expected: OrderedDict[str, bytes] = OrderedDict()
+    for number, (name, size) in enumerate(puts):
+        value = bytes([number]) * size
+        await store.cache.put(name, value, lifetime_s=LONG_S + number, limit=share * len(BUCKETS))
+        expected.pop(name, None)
+        if HEAD + size <= share:
+            expected[name] = value
+        while sum(HEAD + len(kept) for kept in expected.values()) > share:
+            expected.popitem(last=False)
+    kept = {name: await store.cache.get(name) for name in SAME[:5]}
+    keys = cache_keys(store._prefix, BUCKETS[0])
+    (counted,) = await store._servers.execute(keys[2], [("GET", keys[2])])
+    await store.close()
+
+    assert dict(expected) == {name: value for name, value in kept.items() if value is not None}
+    assert sum(HEAD + len(value) for value in expected.values()) == int(counted or 0)
+
+
+async def test_all_keys_of_the_cache_expire(store):
+    """They are in one slot of a cluster."""
+    await store.cache.put("a", b"1", lifetime_s=LONG_S, limit=LARGE)
+    for key in cache_keys(store._prefix, bucket_for("a")):
+        (left_s,) = await store._servers.execute(key, [("TTL", key)])
+        assert LONG_S - 60 < left_s <= LONG_S
+
+
+async def test_every_change_of_a_rollout_is_published_in_order(store):
+    """Open, appends, marks, updates and delete are; a repeated append is published once, a read not at all."""
+    async with store.changes.subscribe() as changes:
+        incarnation = (await store.open("a b/🙂", {}, now_ms=1)).incarnation
+        await store.open("a b/🙂", {}, now_ms=2)
+        for name in ("s1", "s2", "s2"):
+            await store.append(StepWrite("a b/🙂", incarnation, name, b"record"), now_ms=3)
+        await store.mark("a b/🙂", incarnation, {"m": b"1"}, now_ms=4)
+        await store.update_if("a b/🙂", {"status": b"1"}, expect={}, now_ms=5)
+        await store.get("a b/🙂")
+        await store.delete("a b/🙂")
+        received = [await anext(changes) for _ in range(6)]
+
+    plain = Change("a b/🙂")
+    assert [plain, Change("a b/🙂", 0, "s1"), Change("a b/🙂", 1, "s2"), plain, plain, plain] == received
+
+
+async def test_rollouts_opened_with_a_group_are_published(store):
+    """Each by its name; the group is in another namespace and is not."""
+    names = [name for name in map(str, range(200)) if store.same_slot("g", name)][:3]
+    async with store.changes.subscribe() as changes:
+        await store.open_group("g", {}, {name: {} for name in names}, now_ms=1)
+        await store.open("after", {}, now_ms=2)
+        received = {(await anext(changes)).rollout for _ in range(4)}
+
+    assert {*names, "after"} == received
+
+
+async def test_changes_in_every_bucket_reach_all_subscribers(store):
+    """Whichever server of a cluster has the rollouts and the subscription."""
+    names = {f"r{number}" for number in range(64)}
+    async with store.changes.subscribe() as first, store.changes.subscribe() as second:
+        await asyncio.gather(*(store.open(name, {}, now_ms=1) for name in names))
+
+        assert names == {(await anext(first)).rollout for _ in names}
+        assert names == {(await anext(second)).rollout for _ in names}
+
+
+async def test_an_idle_subscription_checks_the_server(opened, start, monkeypatch):
+    """None while the server responds to PING; `StoreUnreachable` if it does not."""
+    monkeypatch.setattr("storage.redis.store._IDLE_TIMEOUT_S", 0.05)
+    server = start()
+    store = await opened(server.url)
+    async with store.changes.subscribe() as changes:
+        assert None is await anext(changes)
+        assert None is await anext(changes)
+        server.stop()
+        with pytest.raises(StoreUnreachable):
+            [change async for change in changes]
+    with pytest.raises(StoreUnreachable):
+        async with store.changes.subscribe():
+            pass
+
+
+async def test_a_user_without_channels_can_write_but_not_subscribe(opened, start_redis):
+    """A PUBLISH that an ACL forbids does not fail a write; the error of `subscribe` names the permission."""
+    server = start_redis()
+    with server.client as client:
+        client.execute_command("ACL", "SETUSER", "tape", "on", ">word", "~tokentape:*", "+@all", "resetchannels")
+    store = await opened(server.url, username="tape", password="word", prefix="tokentape")
+
+    assert (await store.open("r", {}, now_ms=1)).created
+    with pytest.raises(StorageError, match="channel"):
+        async with store.changes.subscribe():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("message", "change"), [(b"a%20b", Change("a b")), (b"%ED%A0%80 12 s1", Change("\ud800", 12, "s1"))]
+)
+def test_a_message_has_a_name_and_optionally_a_record(message, change):
+    """Names are percent-encoded."""
+    assert change == decode_change(message)
+
+
+HOSTILE_TIMERS = ("a b", "a", "%20", "{a}", "a\nb", "🙂", "\ud800", "x" * 256)
+
+
+async def timed(store, name, timer_ms):
+    """Open a rollout with a timer and return the timer."""
+    return Timer(name, (await store.open(name, {}, now_ms=1, timer_ms=timer_ms)).incarnation)
+
+
+async def times(store):
+    """Return all timers with their times, which are below 40."""
+    found: dict[Timer, int] = {}
+    for time_ms in range(40):
+        found |= dict.fromkeys(await store.timers.claim(1000, now_ms=time_ms, until_ms=10**9), time_ms)
+    return found
+
+
+async def test_a_rollout_is_created_with_its_timer(store):
+    """Opening it again changes nothing; a rollout without a timer has none. Names may have any characters."""
+    timers = [await timed(store, name, 5) for name in HOSTILE_TIMERS]
+    for name in HOSTILE_TIMERS:
+        await store.open(name, {"a": b"1"}, now_ms=2, timer_ms=1)
+    await store.open("other", {"a": b"1"}, now_ms=1)
+
+    assert [] == await store.timers.claim(9, now_ms=4, until_ms=9)
+    assert Counter(timers) == Counter(await store.timers.claim(9, now_ms=5, until_ms=9))
+    assert {"a": b"1"} == (await store.get("other")).fields
+
+
+async def test_the_rollouts_of_a_group_are_created_with_their_timers(store):
+    """The group has none. A group without timers has none either."""
+    members = [f"r{number}" for number in range(200) if store.same_slot("g", f"r{number}")]
+    rollouts = {name: {"b": b"2"} for name in members[:3]}
+    await store.open_group("g", {"a": b"1"}, rollouts, now_ms=1, timer_ms=7)
+    await store.open_group("h", {}, {}, now_ms=1, timer_ms=7)
+    await store.open_group("g2", {}, {}, now_ms=1)
+    claimed = await store.timers.claim(9, now_ms=7, until_ms=9)
+
+    assert sorted(members[:3]) == sorted(timer.rollout for timer in claimed)
+    assert all([(await store.get(name)).incarnation == incarnation for name, incarnation in claimed])
+    assert [{"b": b"2"}] * 3 == [(await store.get(name)).fields for name in members[:3]]
+    assert [] == await store.groups.timers.claim(9, now_ms=9, until_ms=9)
+
+
+async def test_a_claimed_timer_is_not_claimed_again_before_its_new_time(store):
+    """Of many concurrent claims one gets it; after that time another claim gets it, as the first process may have died."""
+    timer = await timed(store, "r", 5)
+    claims = await asyncio.gather(*(store.timers.claim(9, now_ms=6, until_ms=20) for _ in range(10)))
+
+    assert [timer] == [found for claim in claims for found in claim]
+    assert [] == await store.timers.claim(9, now_ms=19, until_ms=30)
+    assert [timer] == await store.timers.claim(9, now_ms=20, until_ms=30)
+
+
+async def test_a_timer_is_moved_or_removed_unless_it_was_set_meanwhile(store):
+    first, second, third = [await timed(store, name, 5) for name in "abc"]
+    await store.timers.claim(9, now_ms=5, until_ms=8)
+    await store.timers.move({third: 9}, from_ms=8)
+    await store.timers.move({first: 6, second: None, third: None, Timer("none", "x"): 4}, from_ms=8)
+
+    assert {first: 6, third: 9} == await times(store)
+
+
+async def test_a_removed_timer_is_not_claimed(store):
+    """Removing it again is no error; the timer of another incarnation stays."""
+    timer = await timed(store, "r", 5)
+    await store.timers.remove(Timer("r", "other"))
+    before = await store.timers.claim(9, now_ms=5, until_ms=6)
+    await store.timers.remove(timer)
+    await store.timers.remove(timer)
+
+    assert [timer] == before
+    assert {} == await times(store)
+
+
+async def test_a_deleted_rollout_has_no_timer_and_one_that_is_opened_again_has_its_own(store):
+    before = await timed(store, "r", 5)
+    await store.delete("r")
+    after = await timed(store, "r", 7)
+
+    assert before != after
+    assert {after: 7} == await times(store)
+    await store.delete("r")
+    await store.delete("r")
+    assert {} == await times(store)
+
+
+@pytest.mark.parametrize("store", ["redis", "cluster"], indirect=True)
+async def test_a_restored_rollout_has_a_timer_that_has_expired(store, opened, url_of, request):
+    """Who looked at it while it was gone may have removed its timer."""
+    mortal = await opened(url_of(request.node.callspec.params["store"]), ttl_s=1000)
+    timer = await timed(mortal, "r", 10**12)
+    for key in rollout_keys(mortal._prefix, "r").all[:5]:
+        await mortal._servers.execute(key, [("DEL", key)])
+    await mortal.timers.remove(timer)
+    await mortal.append(StepWrite("r", timer.incarnation, "s1", b"1", origin=Origin(1)), now_ms=2)
+
+    assert [timer] == await mortal.timers.claim(9, now_ms=1, until_ms=2)
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+async def test_ten_thousand_timers_are_claimed_in_parts(store):
+    """The earliest of each part are first, and two processes share them."""
+    names = [f"r{number}" for number in range(10_000)]
+    for start in range(0, len(names), 500):
+        await asyncio.gather(*(timed(store, name, 10 + start) for name in names[start : start + 500]))
+    claimed: list[str] = []
+    while found := await asyncio.gather(*(store.timers.claim(50, now_ms=10**5, until_ms=10**6) for _ in range(2))):
+        part = [timer.rollout for claim in found for timer in claim]
+        if not part:
+            break
+        assert len(part) <= 2 * 16 * 50
+        claimed += part
+
+    assert sorted(names) == sorted(claimed)
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("claim"), st.integers(0, 30), st.integers(0, 30))
+        | st.tuples(st.just("move"), st.integers(0, 5), st.none() | st.integers(0, 30), st.integers(0, 30))
+        | st.tuples(st.just("remove"), st.integers(0, 5))
+        | st.tuples(st.just("open"), st.integers(0, 5), st.integers(0, 30))
+        | st.tuples(st.just("delete"), st.integers(0, 5))
+    )
+)
+async def test_timers_are_a_map_of_incarnations_to_times(on_redis, command, operations):
+    """Any operations have the results that they have on a dictionary."""
+    await command(on_redis, "FLUSHALL")
+    expected: dict[Timer, int] = {}
+    known: dict[int, Timer] = {}
+    for verb, *values in operations:
+        if verb == "claim":
+            due = [timer for timer, time_ms in expected.items() if time_ms <= values[0]]
+            expected |= dict.fromkeys(due, values[1])
+            assert Counter(due) == Counter(await on_redis.timers.claim(99, now_ms=values[0], until_ms=values[1]))
+        elif verb == "open":
+            stored = await on_redis.open(str(values[0]), {}, now_ms=1, timer_ms=values[1])
+            known[values[0]] = timer = Timer(stored.name, stored.incarnation)
+            expected |= {timer: values[1]} if stored.created else {}
+        elif verb == "delete":
+            expected = {timer: at for timer, at in expected.items() if timer.rollout != str(values[0])}
+            await on_redis.delete(str(values[0]))
+        elif timer := known.get(values[0]):
+            if verb == "remove":
+                expected.pop(timer, None)
+                await on_redis.timers.remove(timer)
+                continue
+            if expected.get(timer) == values[2]:
+                del expected[timer]
+                expected |= {} if values[1] is None else {timer: values[1]}
+            await on_redis.timers.move({timer: values[1]}, from_ms=values[2])
+
+    assert expected == await times(on_redis)
+
+
+async def test_parts_that_fail_do_not_hide_the_timers_of_others():
+    """If no other part has a timer, the claim raises the error."""
+
+    async def run(script, keys, arguments):
+        if b"{18}" in keys[0]:
+            raise StoreUnreachable("this server is down")
+        return [b"r b"] if b"{5x}" in keys[0] and arguments[0] == 5 else []
+
+    timers = RedisTimers(run, "tt")
+
+    assert [Timer("r", "b")] == await timers.claim(9, now_ms=5, until_ms=6)
+    with pytest.raises(StoreUnreachable):
+        await timers.claim(9, now_ms=4, until_ms=6)
+    assert "<RedisTimers under tt>" == repr(timers)
