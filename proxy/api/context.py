@@ -28,8 +28,7 @@ from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.trajectory.thread_rules import ThreadOptions
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
-from proxy.upstream.token_text import TokenTexts
-from proxy.upstream.tokenizers import Tokenizers
+from proxy.upstream.tokenizers import Tokenizers, TokenTexts
 from storage.store import Store
 
 

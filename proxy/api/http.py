@@ -8,8 +8,7 @@ from aiohttp import web
 
 from proxy.protocols.dialects.base import ErrorDialect
 from proxy.trajectory.json_bytes import to_json_bytes
-from proxy.upstream.headers import ROLLOUT_HEADER, STEP_HEADER
-from proxy.upstream.http_client import HOP_BY_HOP, end_to_end
+from proxy.upstream.http_client import HOP_BY_HOP, ROLLOUT_HEADER, STEP_HEADER, end_to_end
 
 RESPONSE_STARTED = web.RequestKey(
     "shown", bool

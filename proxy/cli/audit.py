@@ -29,7 +29,7 @@ from proxy.rollouts.scoring.audit import (
 )
 from proxy.rollouts.scoring.requests import NotScored, Scorer, Send, find_scorer
 from proxy.rollouts.scoring.sample import LogprobsMode
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 
 _COLUMNS = (
     "rollout",

@@ -13,7 +13,7 @@ from proxy.cli.render import recorded_texts
 from proxy.config.sections import ListenTlsSettings
 from proxy.config.settings import Settings
 from proxy.server.listener import running
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 from tokentape.control_api import ControlApi, path_of
 from tokentape.transport import Request, Transport
 

@@ -50,7 +50,7 @@ class Exit(IntEnum):
 def run(work: Coroutine[Any, Any, Any], *, on_value_error: Exit = Exit.FAILED) -> Any:
     """Run a coroutine and return its result. Print expected errors and exit with the matching code."""
     from proxy.cli.settings import InvalidSettings
-    from proxy.upstream.failure_text import failure_text
+    from proxy.upstream.http_client import failure_text
     from storage.errors import StorageError
     from tokentape.transport import ClientError
 

@@ -24,7 +24,7 @@ from proxy.cli.control import Control, ControlAddress, Refused, connected, error
 from proxy.cli.render import counts, latency, policy, summary, verdict
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 
 MAX_REMEMBERED: Final = 10_000  # rollouts and step IDs; a forgotten rollout continues with its next event
 READ_TIMEOUT_S: Final = 40  # the proxy sends a comment every 15 s

@@ -76,7 +76,7 @@ class TranslatedCall(CallAdapter):
 
     `body` is read with `options`, those of the engine that is expected to serve it. `received` is its time of arrival, in unix
     seconds. `merges_systems` and `has_developers` describe how the engine handles system messages
-    (`proxy.upstream.system_messages`).
+    (`proxy.upstream.context_window`).
     """
 
     translation: Translator

@@ -38,8 +38,7 @@ from proxy.trajectory.step import Step
 from proxy.trajectory.tree import grow
 from proxy.upstream import Upstream
 from proxy.upstream.concurrency import BackgroundTasks
-from proxy.upstream.token_text import text_from_ids
-from proxy.upstream.tokenizers import Tokenizers
+from proxy.upstream.tokenizers import Tokenizers, text_from_ids
 from storage.errors import FieldsChanged, RolloutDeleted, StorageError
 from storage.store import Store
 from storage.types import Appended

@@ -35,7 +35,7 @@ from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_rules import agent_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, BackgroundTasks, off_loop
-from proxy.upstream.headers import CONTINUATION_HEADER
+from proxy.upstream.http_client import CONTINUATION_HEADER
 from proxy.upstream.prompt_lookups import PER_TEXT_TOKEN, PromptLookups
 from proxy.upstream.witnesses import MISSES, PAUSE_S
 from storage.errors import StorageError

@@ -53,8 +53,7 @@ from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule, rules_of
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
-from proxy.upstream.token_text import text_from_ids
-from proxy.upstream.tokenizers import Tokenizers
+from proxy.upstream.tokenizers import Tokenizers, text_from_ids
 from storage import StoreOptions, open_store
 from storage.store import Store
 from storage.types import Announcement

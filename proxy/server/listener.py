@@ -28,7 +28,7 @@ from proxy.server.handover import HandedOver
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import LOG, WIRE_LOG
 from proxy.telemetry.multiprocess import WorkerSlot
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 from storage import open_store
 from storage.errors import StoreUnreachable
 from storage.store import Store

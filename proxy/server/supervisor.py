@@ -31,7 +31,7 @@ from proxy.server.listener import RunningServer, running
 from proxy.server.shutdown import ShutdownSignal, stopping
 from proxy.telemetry.logs import LOG, set_up
 from proxy.telemetry.multiprocess import WorkerSlot
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.

@@ -1,23 +1,28 @@
-"""Token counts of prompts and the space that they leave in the context window, counted by the engine.
+"""What an engine is asked before a call: token counts, the room in its context window, its system messages, image tokens.
 
 Prompts are counted for `cap: {max_tokens: auto}` and for clients that request a count. If an engine cannot count, the
 request is sent unchanged.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
 from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.engines import CallOptions
-from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
-from proxy.protocols.plan import edit
-from proxy.protocols.sampling import bound_of
+from proxy.protocols.engines.tokenizer_api import Counted, read_count, read_ids, token_count_request, tokenize_request
+from proxy.protocols.plan import Plan, edit, with_image_tokens
+from proxy.protocols.sampling import bound_of, served_as
+from proxy.protocols.translated_call import TranslatedCall, engine_options
 from proxy.telemetry.logs import LOG
-from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.endpoint import Endpoint
 
 # A token has at least one byte of the body, which contains all input of the chat template. Templates add less than this
 # many tokens (instructions for tools, the date).
@@ -66,3 +71,104 @@ async def tokens_left(
     endpoint.windows.put(model, counted.window)
     left = counted.window - counted.tokens
     return left if left > 0 else None
+
+
+NAMES: Final = (
+    "<|image_pad|>",  # Qwen-VL
+    "<image>",  # LLaVA, PaliGemma
+    "<|image|>",  # GLM-V
+    "<image_soft_token>",  # Gemma 3
+    "<IMG_CONTEXT>",  # InternVL
+    "<|media_pad|>",  # Kimi-VL
+)
+_TIMEOUT_S: Final = 2  # a call waits for it
+
+
+async def with_placeholders(upstream: Upstream, endpoint: Endpoint, plan: Plan) -> Plan:
+    """Return the plan of a call with images, with the placeholder tokens that its prompt may have."""
+    tokens = endpoint.settings.image_tokens
+    if tokens is None:
+        model = plan.model_served or ""
+        tokens = await endpoint.image_tokens.get(model, lambda: _looked_up(upstream, endpoint, plan.model_served))
+    return with_image_tokens(plan, tokens or ())
+
+
+async def _looked_up(upstream: Upstream, endpoint: Endpoint, model: str | None) -> list[int] | None:
+    """Return the ids of the names that are single tokens; None if the engine does not tokenize."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            found = await asyncio.gather(*(_id_of(upstream, endpoint, model, name) for name in NAMES))
+    except (EngineError, TimeoutError) as error:
+        LOG.warning("Engine %s did not tokenize placeholders of images: %s", endpoint.label, str(error) or "timed out")
+        return None
+    known = [ids for ids in found if ids is not None]
+    return [ids[0] for ids in known if len(ids) == 1] if known else None
+
+
+async def _id_of(upstream: Upstream, endpoint: Endpoint, model: str | None, name: str) -> "list[int] | None":
+    """Return the ids of a name; None if the engine does not return them."""
+    request = tokenize_request(endpoint.engine, {"model": model}, name)
+    if request is None:
+        return None
+    status, body = await upstream.post_json(endpoint, request.path, orjson.dumps(request.body))
+    ids = read_ids(body) if status == 200 else None
+    return None if ids is None else ids.tolist()
+
+
+_COUNT: Final = "/v1/messages/count_tokens"
+_COUNT_TIMEOUT_S: Final = 2  # a call waits for it
+
+# Roles alternate, as some templates require.
+_TEXT: Final = "Answer in one word."
+_QUESTION: Final = {"role": "user", "content": "Is it so?"}
+_SYSTEM: Final = {"role": "system", "content": _TEXT}
+_REPLY: Final = {"role": "assistant", "content": "Yes."}
+
+
+def expected_options(options: TranslationOptions, endpoints: Sequence[Endpoint]) -> TranslationOptions:
+    """Return the translation options for the engine that is expected to serve a call: the first one."""
+    if not endpoints:
+        return options
+    return engine_options(options, endpoints[0].kind, has_developers=has_developers(endpoints[0]))
+
+
+def has_developers(endpoint: Endpoint) -> bool:
+    """Return whether the engine's chat accepts developer messages."""
+    return endpoint.engine.accepts_developers(endpoint.version)
+
+
+async def with_engine_traits(
+    upstream: Upstream, endpoint: Endpoint, call: TranslatedCall, models: Mapping[str, str]
+) -> TranslatedCall:
+    """Return the call with what this engine does with its system and developer messages."""
+    if call.has_developers != has_developers(endpoint):
+        call = replace(call, has_developers=not call.has_developers)
+    if not endpoint.engine.counts_messages or call.translation.name != "messages" or not _has_inline(call.body):
+        return call
+    model = str(call.body.get("model") or "")
+    served, joint = served_as(model, models) or model, call.options_for(endpoint.kind).system_joint
+    merges = await endpoint.merges_systems.get(served, lambda: _merges(upstream, endpoint, served, joint))
+    return replace(call, merges_systems=bool(merges))
+
+
+def _has_inline(chat: Mapping[str, Any]) -> bool:
+    return any(message["role"] == "system" for message in chat["messages"][1:])
+
+
+async def _merges(upstream: Upstream, endpoint: Endpoint, model: str, joint: str) -> bool | None:
+    """Compare the token counts of both prompts; None if the engine does not count them."""
+    apart = {"system": _TEXT, "messages": [_QUESTION, _SYSTEM, _REPLY, _QUESTION]}
+    merged = {"system": joint.join((_TEXT, _TEXT)), "messages": [_QUESTION, _REPLY, _QUESTION]}
+    counts = []
+    for prompt in (apart, merged):
+        try:
+            body = orjson.dumps({"model": model, **prompt})
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
+                _, counted = await upstream.post_json(endpoint, _COUNT, body)
+        except (EngineError, TimeoutError) as error:
+            LOG.warning("Engine %s did not count the tokens of a prompt: %s", endpoint.label, str(error) or "timed out")
+            return None
+        counts.append(counted.get("input_tokens") if isinstance(counted, dict) else None)
+        if type(counts[-1]) is not int:
+            return None
+    return counts[0] == counts[1]

@@ -28,9 +28,8 @@ from proxy.errors import (
 from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.protocols.plan import PreparedPlans
 from proxy.trajectory.step import EngineFacts
-from proxy.upstream.headers import NOT_SENT
-from proxy.upstream.lookups import CachedAnswer, ModelList
-from proxy.upstream.witnesses import Finding, Misses, Recent
+from proxy.upstream.http_client import NOT_SENT
+from proxy.upstream.witnesses import CachedAnswer, Finding, Misses, ModelList, Recent
 
 
 @dataclass(slots=True, eq=False)

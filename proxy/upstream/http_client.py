@@ -19,10 +19,13 @@ The contract, in which this client equals aiohttp's:
 """
 
 import asyncio
+import os
 import re
+import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from socket import gaierror
 from ssl import SSLContext
 from typing import Final, cast
 
@@ -31,6 +34,12 @@ from aiohttp.http_exceptions import ContentLengthError, TransferEncodingError
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict
 from yarl import URL
+
+ROLLOUT_HEADER: Final = "X-Rollout-Id"  # names the rollout, in requests and responses
+GROUP_HEADER: Final = "X-Rollout-Group"
+CONTINUATION_HEADER: Final = "X-Rollout-Continuation"  # the continuation mode of one call
+AGENT_HEADER: Final = "X-Agent-Name"  # names the agent of a call, which is the name of its thread
+STEP_HEADER: Final = "X-Step-Id"  # of responses
 
 HTTP_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 MAX_DECODED_BYTES: Final = 2**18  # at a time: a small body may become a very large one
@@ -42,6 +51,12 @@ HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade"}
 )  # fmt: skip
+# API keys of TokenTape, which are never forwarded; what TokenTape sets itself; names of rollouts.
+NOT_SENT: Final = HOP_BY_HOP | {
+    "authorization", "x-api-key", "x-goog-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
+    ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), CONTINUATION_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
+    AGENT_HEADER.lower(),
+}  # fmt: skip
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # invalid in headers (RFC 9110, 5.5)
 _MAX_WAITING_BYTES: Final = 2**19
 _WRITE_BYTES: Final = 2**18  # larger bodies are written in parts, at the pace at which the engine reads them
@@ -497,3 +512,23 @@ class Decoder:
         """Raise aiohttp.ClientPayloadError if a deflate stream is incomplete. An incomplete gzip stream is accepted."""
         if self._coding == "deflate" and self._zlib is not None and not self._zlib.eof:
             raise aiohttp.ClientPayloadError(f"Can not decode content-encoding: {self._coding}")
+
+
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+_OF_OPENSSL: Final = re.compile(r"^\[.*?\] | \(_ssl\.c:\d+\)$")  # `[SSL: WRONG_VERSION_NUMBER] … (_ssl.c:1006)`
+
+
+def failure_text(error: BaseException) -> str:
+    """Return the message of an error, or its type if the message is empty."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {_reason(error.os_error)}"
+    return _reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+
+
+def _reason(error: OSError) -> str:
+    """Return the reason of an operating system error, such as `Connection refused`, with the file that it is about."""
+    if isinstance(error, ssl.SSLError | gaierror) or not error.errno:
+        if codes := dict.fromkeys(map(int, _ERRNO.findall(str(error)))):  # several addresses of a host failed
+            return ", ".join(map(os.strerror, codes))
+        return _OF_OPENSSL.sub("", error.strerror or str(error)) or type(error).__name__
+    return os.strerror(error.errno) + ("" if error.filename is None else f": {error.filename}")

@@ -95,7 +95,7 @@ async def test_concurrent_calls_share_one_count_request(store, engine, http):
 
 async def test_a_count_request_that_times_out_does_not_delay_the_call_further(store, engine, http, monkeypatch):
     """The call is sent with its system messages in place."""
-    monkeypatch.setattr("proxy.upstream.system_messages._COUNT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("proxy.upstream.context_window._COUNT_TIMEOUT_S", 0.01)
     requests, never = [], asyncio.Event()
     counting_by(None, engine, requests)
     counting = engine.respond

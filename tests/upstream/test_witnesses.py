@@ -1,8 +1,10 @@
 """What calls show about an endpoint: for their rollouts at once, for all rollouts after several, and for a time only."""
 
+import asyncio
+
 import pytest
 
-from proxy.upstream.witnesses import ENOUGH, FORGET_S, MISSES, PAUSE_S, Finding, Misses, Recent
+from proxy.upstream.witnesses import ENOUGH, FORGET_S, MISSES, PAUSE_S, CachedAnswer, Finding, Misses, ModelList, Recent
 
 
 @pytest.fixture
@@ -82,3 +84,147 @@ def test_an_endpoint_that_misses_several_in_a_row_is_paused(now):
     misses.forget()
     assert (False, False, False) == (misses.is_paused, misses.add(), misses.is_paused)
     assert "<Misses: 1 in a row>" == repr(misses)
+
+
+class Engine:
+    """Lists these models, and counts the requests."""
+
+    def __init__(self, *names):
+        self.names = frozenset(names)
+        self.requests = 0
+
+    async def fetch(self):
+        self.requests += 1
+        await asyncio.sleep(0)
+        return self.names
+
+
+async def test_a_listed_model_is_requested_once():
+    engine, models = Engine("a"), ModelList()
+    for _ in range(3):
+        assert {"a"} == await models.updated_for("a", engine.fetch)
+
+    assert 1 == engine.requests
+
+
+async def test_an_update_replaces_listed_models():
+    """An adapter may have been unloaded."""
+    engine, models = Engine("a", "b"), ModelList()
+    await models.updated_for("a", engine.fetch)
+    engine.names = frozenset("a")
+    await models.update(engine.fetch)
+
+    assert {"a"} == models.names
+
+
+async def test_concurrent_lookups_of_an_unlisted_model_share_one_request():
+    engine, models = Engine("a"), ModelList()
+    await asyncio.gather(*(models.updated_for("b", engine.fetch) for _ in range(50)))
+
+    assert 1 == engine.requests
+
+
+async def test_an_unlisted_model_is_requested_again_after_a_minute():
+    """An adapter may have been loaded since."""
+    now = 0.0
+    engine, models = Engine("a"), ModelList(now=lambda: now)
+    await models.updated_for("b", engine.fetch)
+    engine.names = frozenset({"a", "b"})
+    now = 59.0
+    assert {"a"} == await models.updated_for("b", engine.fetch)
+    now = 60.0
+    assert {"a", "b"} == await models.updated_for("b", engine.fetch)
+
+
+async def test_another_unlisted_model_is_requested_at_once():
+    engine, models = Engine("a"), ModelList()
+    await models.updated_for("b", engine.fetch)
+    await models.updated_for("c", engine.fetch)
+
+    assert 2 == engine.requests
+
+
+async def test_a_cancelled_lookup_is_repeated_by_the_next_call():
+    models = ModelList()
+
+    async def hang():
+        await asyncio.Event().wait()
+
+    lookup = asyncio.ensure_future(models.updated_for("b", hang))
+    await asyncio.sleep(0)
+    lookup.cancel()
+    await asyncio.wait([lookup])
+
+    assert {"b"} == await models.updated_for("b", Engine("b").fetch)
+
+
+async def test_after_forget_the_models_are_requested_again():
+    """The engine may have been restarted."""
+    engine, models = Engine("a"), ModelList()
+    await models.updated_for("b", engine.fetch)
+    models.forget()
+    await models.updated_for("b", engine.fetch)
+
+    assert 2 == engine.requests
+
+
+class CountingEngine:
+    """Returns one value, and counts the requests."""
+
+    def __init__(self, response):
+        self.response, self.requests = response, 0
+
+    async def __call__(self):
+        self.requests += 1
+        await asyncio.sleep(0)
+        return self.response
+
+
+async def test_concurrent_gets_share_one_request():
+    """False is cached too; after forget() it is requested again. Each model has a value of its own."""
+    cached, engine = CachedAnswer(), CountingEngine(response=False)
+
+    assert [False] * 9 == await asyncio.gather(*(cached.get("m", engine) for _ in range(9)))
+    assert 1 == engine.requests
+    engine.response = True
+    assert await cached.get("other", engine)
+    assert not await cached.get("m", engine)
+    cached.forget()
+    assert await cached.get("m", engine)
+    assert 3 == engine.requests
+
+
+async def test_a_value_is_requested_again_after_ten_minutes():
+    now = [0.0]
+    cached, engine = CachedAnswer(lambda: now[0]), CountingEngine(response=True)
+    await cached.get("m", engine)
+    now[0] = 599.0
+    await cached.get("m", engine)
+    assert 1 == engine.requests
+
+    now[0] = 600.0
+    await cached.get("m", engine)
+    assert 2 == engine.requests
+
+
+async def test_none_is_requested_again_after_a_minute():
+    """Per model: an unknown model does not block requests for others."""
+    now = [0.0]
+    cached, engine = CachedAnswer(lambda: now[0]), CountingEngine(response=None)
+    for model in ("m", "m", "other", "m"):
+        assert await cached.get(model, engine) is None
+    assert 2 == engine.requests
+
+    now[0] = 60.0
+    await cached.get("m", engine)
+    assert 3 == engine.requests
+
+
+async def test_the_number_of_cached_models_is_limited():
+    """Clients may send any model name."""
+    cached, engine = CachedAnswer(), CountingEngine(response=None)
+    for number in range(3000):
+        await cached.get(str(number), engine)
+
+    assert 3000 == engine.requests
+    assert len(cached._unanswered) <= 1024

@@ -31,7 +31,7 @@ from proxy.trajectory.outline import outline
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Step
 from proxy.trajectory.thread_rules import KINDS_OF
 from proxy.trajectory.threads import find_threads
-from proxy.upstream.token_text import detokenize_at_engine, readable
+from proxy.upstream.tokenizers import detokenize_at_engine, readable
 from storage.errors import StorageError
 
 

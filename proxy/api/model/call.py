@@ -29,9 +29,7 @@ from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
-from proxy.upstream.context_window import tokens_left
-from proxy.upstream.image_tokens import with_placeholders
-from proxy.upstream.system_messages import with_engine_traits
+from proxy.upstream.context_window import tokens_left, with_engine_traits, with_placeholders
 
 
 class Trace(Protocol):

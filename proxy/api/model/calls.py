@@ -40,8 +40,8 @@ from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_rules import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
-from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
-from proxy.upstream.system_messages import expected_options
+from proxy.upstream.context_window import expected_options
+from proxy.upstream.http_client import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
 
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
 

@@ -36,8 +36,7 @@ from proxy.protocols.whole_response import Withheld
 from proxy.telemetry.logs import LOG
 from proxy.upstream.concurrency import PLAIN_BYTES, in_thread, off_loop
 from proxy.upstream.endpoint import can_fail_over, check_status
-from proxy.upstream.headers import ROLLOUT_HEADER, STEP_HEADER
-from proxy.upstream.http_client import HttpResponse
+from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER, HttpResponse
 
 T = TypeVar("T")
 

@@ -23,9 +23,8 @@ from proxy.protocols.translated_call import CHAT, read_translated_call
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
-from proxy.upstream.context_window import count_prompt
+from proxy.upstream.context_window import count_prompt, with_engine_traits
 from proxy.upstream.http_client import HttpResponse
-from proxy.upstream.system_messages import with_engine_traits
 
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists
 _LIST_TIMEOUT_S: Final = 5  # of one of several endpoints

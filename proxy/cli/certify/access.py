@@ -18,7 +18,7 @@ from proxy.config.engines import EndpointSettings
 from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings
 from proxy.server.listener import running
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 
 MAX_BYTES: Final = 16 * 2**20  # of a response; the longest reply of a shape has 100 tokens
 CALL_TIMEOUT_S: Final = 30.0

@@ -20,7 +20,7 @@ from proxy.config.addresses import is_loopback, split_listen, without_secrets
 from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings
 from proxy.server.app import store_options
-from proxy.upstream.failure_text import failure_text
+from proxy.upstream.http_client import failure_text
 from storage import open_store
 from storage.errors import StorageError
 

@@ -32,7 +32,7 @@ from proxy.trajectory.sequence import Options, Role, Row, Scores, are_logprobs, 
 from proxy.trajectory.step import Ids, Step
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import off_loop, run_all
-from proxy.upstream.token_text import TokenTexts, detokenize_at_engine
+from proxy.upstream.tokenizers import TokenTexts, detokenize_at_engine
 from storage.errors import StorageError
 from storage.store import Store
 

@@ -50,7 +50,7 @@ from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.client import body_of, json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
-from proxy.upstream.token_text import detokenize_at_engine
+from proxy.upstream.tokenizers import detokenize_at_engine
 from storage.errors import StorageError
 
 _COUNT_TIMEOUT_S: Final = 2
