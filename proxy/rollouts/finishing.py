@@ -373,19 +373,16 @@ def versions_of(steps: list[Step]) -> dict[str, Versions]:
 class Deadlines(BackgroundWork):
     """Finish the rollouts of the store that are past their deadlines. Call `close` before the store is closed."""
 
-    def __init__(self, store: Store, clock: Clock, finisher: Finisher, metrics: Metrics) -> None:
-        self._store = store
-        self._clock = clock
+    def __init__(self, finisher: Finisher) -> None:
         self._finisher = finisher
-        self._metrics = metrics
         self._random = random.Random()  # noqa: S311 - no secret; of its own, so that it changes no state of other code
 
     async def sweep(self) -> None:
         """Look at each rollout whose timer has expired. Raises StorageError."""
         while True:
-            now_ms = self._clock.now_ms()
+            now_ms = self._finisher.clock.now_ms()
             until_ms = now_ms + _LEASE_MS
-            timers = await self._store.timers.claim(_TIMERS_PER_CLAIM, now_ms=now_ms, until_ms=until_ms)
+            timers = await self._finisher.store.timers.claim(_TIMERS_PER_CLAIM, now_ms=now_ms, until_ms=until_ms)
             if not timers:
                 return
             for start in range(0, len(timers), _FINISHES_AT_ONCE):
@@ -403,24 +400,24 @@ class Deadlines(BackgroundWork):
                 failure = next_ms
             else:  # of this rollout only: it is looked at again when the claim of its timer ends
                 LOG.error("Deadline not enforced", exc_info=next_ms, extra={"fields": {"rollout_id": timer.rollout}})
-        await self._store.timers.move(times, from_ms=until_ms)
+        await self._finisher.store.timers.move(times, from_ms=until_ms)
         if failure is not None:
             raise failure
 
     async def _next_ms(self, timer: Timer, until_ms: int) -> int | None:
         """Finish a rollout if it is due; return when to look at it again, None for never."""
-        stored = await self._store.get(timer.rollout)
+        stored = await self._finisher.store.get(timer.rollout)
         if stored is None or stored.incarnation != timer.incarnation:
             return None
         try:
             rollout = read_rollout(stored)
         except Damaged as damage:
-            left_out([damage], self._metrics)
+            left_out([damage], self._finisher.metrics)
             return until_ms
         if rollout.is_finished:  # the process that finished it may have died before it completed the group
             await self._finisher.after_finish(rollout, again=True)
             return None
-        due, now_ms = rollout.due_ms, self._clock.now_ms()
+        due, now_ms = rollout.due_ms, self._finisher.clock.now_ms()
         if due is None or due > now_ms:
             return rollout.next_look_ms(now_ms)
         seen_ms = None if is_past_deadline(rollout, now_ms) else rollout.touched_ms
@@ -438,6 +435,6 @@ class Deadlines(BackgroundWork):
             try:
                 await self.sweep()
             except StorageError as error:
-                self._metrics.store_operation_failures.labels("deadlines").inc()
+                self._finisher.metrics.store_operation_failures.labels("deadlines").inc()
                 LOG.warning("Deadlines of rollouts not checked: %s", error)
                 await asyncio.sleep(_AFTER_FAILURE_S)

@@ -134,7 +134,7 @@ def _context_lifespan(
                 stack, RolloutServers(settings.osmosis)
             )  # closed before the recorder, which it uses
             watch = _kept(stack, DriftWatch(context.drift))
-            _kept(stack, Deadlines(context.store, context.clock, context.finisher, context.metrics)).start()
+            _kept(stack, Deadlines(context.finisher)).start()
             for policy in context.policies:
                 policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, policy.name, _WEIGHTS_CHANGED)
             context.recorder.followers += [context.continuation.offer, watch.offer]
@@ -296,9 +296,8 @@ def _policies(
 
 def _archive(context: Context, settings: ArchiveSettings, url: str) -> BackgroundArchive:
     options = ArchiveOptions(settings.when, settings.older_than_s, settings.delete, settings.rollouts_per_file)
-    services = context.store, context.clock, context.metrics
-    archiver = Archiver(*services, Dataset(url), options)
-    return BackgroundArchive(archiver, *services, process_id=new_id(context.clock), interval_s=settings.interval_s)
+    archiver = Archiver(context.store, context.clock, context.metrics, Dataset(url), options)
+    return BackgroundArchive(archiver, process_id=new_id(context.clock), interval_s=settings.interval_s)
 
 
 def _registry(

@@ -77,7 +77,7 @@ def dying(process, verb, number, *, is_after):
 
         setattr(place, verb, instead)
         return
-    store = process._store
+    store = process.store
 
     class Dying:
         def __getattr__(self, name):
@@ -93,4 +93,4 @@ def dying(process, verb, number, *, is_after):
 
             return instead
 
-    process._store = Dying()
+    process.store = Dying()

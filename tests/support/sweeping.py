@@ -30,7 +30,7 @@ class Process:
         self.metrics = make_metrics(CollectorRegistry())
         drift = SimpleNamespace(settle=self.settled.append, complete=lambda rollout: None)
         self.finisher = Finisher(store, clock, self.metrics, drift)
-        self.deadlines = Deadlines(store, clock, self.finisher, self.metrics)
+        self.deadlines = Deadlines(self.finisher)
 
     @property
     def counted(self) -> int:

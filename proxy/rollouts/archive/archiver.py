@@ -98,9 +98,9 @@ class Archiver:
     def __init__(
         self, store: Store, clock: Clock, metrics: Metrics, dataset: Dataset, options: ArchiveOptions | None = None
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._metrics = metrics
+        self.store = store
+        self.clock = clock
+        self.metrics = metrics
         self._dataset = dataset
         self._options = options or ArchiveOptions()
 
@@ -117,7 +117,7 @@ class Archiver:
             try:
                 rollout = read_rollout(stored)
             except Damaged as damage:
-                left_out([damage], self._metrics)
+                left_out([damage], self.metrics)
                 continue
             await self._classify(rollout, _decoded(stored.fields), found, groups, result)
             batch = found.ready[_day(rollout)]
@@ -149,15 +149,15 @@ class Archiver:
             result.oldest_ms = min(result.oldest_ms or rollout.finished_ms or 0, rollout.finished_ms or 0)
 
     async def _is_due(self, rollout: Rollout, groups: dict[str, Group | None]) -> bool:
-        if rollout.touched_ms > self._clock.now_ms() - 1000 * self._options.older_than_s:
+        if rollout.touched_ms > self.clock.now_ms() - 1000 * self._options.older_than_s:
             return False
         if self._options.when == "finished" or rollout.group_id is None:
             return True
         if rollout.group_id not in groups:
             try:
-                groups[rollout.group_id] = await find_group(self._store, rollout.group_id)
+                groups[rollout.group_id] = await find_group(self.store, rollout.group_id)
             except Damaged as damage:
-                left_out([damage], self._metrics)
+                left_out([damage], self.metrics)
                 return False
         group = groups[rollout.group_id]
         return group is None or group.size is None or self._has_left(group)
@@ -166,7 +166,7 @@ class Archiver:
         """Claim rollouts for a new file, and write it."""
         if not batch:
             return
-        file = f"date={_day(batch[0])}/{new_id(self._clock)}.parquet"
+        file = f"date={_day(batch[0])}/{new_id(self.clock)}.parquet"
         new = [Claim(self._dataset.url, file, rollout.touched_ms) for rollout in batch]
         claimed: dict[str, Claim] = {}
         for start in range(0, len(batch), _READ_AT_ONCE):
@@ -193,10 +193,10 @@ class Archiver:
                 done = Claim(claim.url, file, claim.touched_ms, done=True)
                 if await self._set(name, done, claim.encode()):
                     result.rollouts += 1
-                    self._metrics.archived_rollouts.inc()
+                    self.metrics.archived_rollouts.inc()
                     found.done[file][name] = done
-            elif (stored := await self._store.get(name)) is not None and stored.touched_ms == claim.touched_ms:
-                for rollout in read_rollouts([stored], self._metrics)[0]:
+            elif (stored := await self.store.get(name)) is not None and stored.touched_ms == claim.touched_ms:
+                for rollout in read_rollouts([stored], self.metrics)[0]:
                     found.ready[_day(rollout)].append(rollout)
 
     async def _write(self, file: str, claims: Mapping[str, Claim], result: Archived) -> bool:
@@ -214,7 +214,7 @@ class Archiver:
                 if await asyncio.to_thread(self._dataset.publish, path, file):
                     result.files += 1
                     result.bytes += size
-                    self._metrics.archived_bytes.inc(size)
+                    self.metrics.archived_bytes.inc(size)
                     fields = {"file": file, "rollouts": len(versions), "rows": steps, "bytes": size}
                     LOG.info("Rollouts archived", extra={"fields": fields})
                 return True
@@ -225,7 +225,7 @@ class Archiver:
         groups: set[str] = set()
         try:
             for name, touched_ms in versions.items():
-                await write_rollout(self._store, writer, name, touched_ms, groups)
+                await write_rollout(self.store, writer, name, touched_ms, groups)
             await asyncio.to_thread(writer.close)
             target.flush()
         finally:
@@ -235,7 +235,7 @@ class Archiver:
     async def _set(self, name: str, claim: Claim, before: bytes | None) -> bool:
         """Set the claim of a rollout that was not changed; this changes neither its version nor its age."""
         try:
-            stored = await self._store.update_if(
+            stored = await self.store.update_if(
                 name,
                 {CLAIM: claim.encode()},
                 expect={CLAIM: before},
@@ -253,32 +253,32 @@ class Archiver:
             try:
                 may_leave = contained.get(name) == claim.touched_ms and await self._may_leave(name)
             except Damaged as damage:
-                left_out([damage], self._metrics)
+                left_out([damage], self.metrics)
                 continue
             if may_leave:
-                result.deleted += await self._store.delete(name, touched_ms=claim.touched_ms)
+                result.deleted += await self.store.delete(name, touched_ms=claim.touched_ms)
 
     async def _may_leave(self, name: str) -> bool:
         """Return whether a rollout can be deleted; delete its group first, if it has left the queue and all are archived.
 
         Raises Damaged.
         """
-        stored = await self._store.get(name)
+        stored = await self.store.get(name)
         group_id = None if stored is None else read_rollout(stored).group_id
-        group = None if group_id is None else await find_group(self._store, group_id)
+        group = None if group_id is None else await find_group(self.store, group_id)
         if group is None:
             return True
         if group.size is not None and not self._has_left(group):
             return False
-        members = await members_of(self._store, group)
+        members = await members_of(self.store, group)
         are_archived = all(self._is_done(member) for member in members)
         if are_archived:
-            await self._store.groups.delete(group.group_id)
+            await self.store.groups.delete(group.group_id)
         return are_archived or group.size is None
 
     def _has_left(self, group: Group) -> bool:
         """Return whether a group was acknowledged or dropped for every policy."""
-        return group.status_at(self._clock.now_ms()) in _LEFT
+        return group.status_at(self.clock.now_ms()) in _LEFT
 
     def _is_done(self, rollout: Rollout) -> bool:
         claim = _decoded(rollout.origin.fields)
@@ -291,7 +291,7 @@ class Archiver:
     async def _finished(self) -> AsyncIterator[StoredEntity]:
         """Yield the finished rollouts, newest first."""
         names: list[str] = []
-        async for name in self._store.names():
+        async for name in self.store.names():
             names.append(name)
             if len(names) == _READ_AT_ONCE:
                 for stored in await self._read(names):
@@ -301,7 +301,7 @@ class Archiver:
             yield stored
 
     async def _read(self, names: Iterable[str]) -> list[StoredEntity]:
-        found = await asyncio.gather(*map(self._store.get, names))
+        found = await asyncio.gather(*map(self.store.get, names))
         return [stored for stored in found if stored is not None and stored.fields.get("status") in _FINISHED]
 
 
@@ -384,17 +384,14 @@ class BackgroundArchive(BackgroundWork):
     the store is closed.
     """
 
-    def __init__(
-        self, archiver: Archiver, store: Store, clock: Clock, metrics: Metrics, *, process_id: str, interval_s: float
-    ) -> None:
+    def __init__(self, archiver: Archiver, *, process_id: str, interval_s: float) -> None:
         self._archiver = archiver
-        self._store = store
-        self._metrics = metrics
+        self._announcements = archiver.store.announcements
         self._name = process_id + _SUFFIX
         self._interval_s = interval_s
         self._oldest_ms: int | None = None
-        metrics.archive_oldest_age_seconds.set_function(
-            lambda: 0.0 if self._oldest_ms is None else max(0.0, (clock.now_ms() - self._oldest_ms) / 1000)
+        archiver.metrics.archive_oldest_age_seconds.set_function(
+            lambda: 0.0 if self._oldest_ms is None else max(0.0, (archiver.clock.now_ms() - self._oldest_ms) / 1000)
         )
 
     async def close(self) -> None:
@@ -402,11 +399,11 @@ class BackgroundArchive(BackgroundWork):
         await super().close()
         with suppress(StorageError, TimeoutError):  # else it expires
             async with asyncio.timeout(1):
-                await self._store.announcements.heartbeat(self._name, b"", lifetime_ms=0)
+                await self._announcements.heartbeat(self._name, b"", lifetime_ms=0)
 
     async def leads(self) -> bool:
         """Send a heartbeat; return whether this process is the oldest one. Raises StorageError."""
-        _, beats = await self._store.announcements.heartbeat(self._name, b"", lifetime_ms=_LIFETIME_MS)
+        _, beats = await self._announcements.heartbeat(self._name, b"", lifetime_ms=_LIFETIME_MS)
         return self._name == min(name for name in beats if name.endswith(_SUFFIX))
 
     async def _run(self) -> None:
@@ -429,7 +426,7 @@ class BackgroundArchive(BackgroundWork):
                 else:
                     self._oldest_ms = None
             except (StorageError, OSError, ValueError) as error:
-                self._metrics.archive_failures.inc()
+                self._archiver.metrics.archive_failures.inc()
                 LOG.error("Rollouts not archived: %s", error)
                 wait_s = min(wait_s, _RETRY_S)
             await asyncio.sleep(wait_s)

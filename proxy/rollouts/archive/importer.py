@@ -53,7 +53,7 @@ class Importer:
     """Imports one dataset into a store."""
 
     def __init__(self, store: Store, dataset: Dataset) -> None:
-        self._store = store
+        self.store = store
         self._dataset = dataset
 
     async def run(self, advance: Callable[[Imported], None] = lambda _: None) -> Imported:
@@ -100,9 +100,9 @@ class Importer:
         if saved.touched_ms != newest.get(saved.name):
             return None
         marker = orjson.dumps({"url": self._dataset.url, "touched_ms": saved.touched_ms})
-        stored = await self._store.get(saved.name)
+        stored = await self.store.get(saved.name)
         if stored is None:
-            stored = await self._store.open(saved.name, {_IMPORTING: marker}, now_ms=saved.created_ms)
+            stored = await self.store.open(saved.name, {_IMPORTING: marker}, now_ms=saved.created_ms)
         if stored.fields.get(_IMPORTING) != marker:
             result.existing += 1
             return None
@@ -120,7 +120,7 @@ class Importer:
             record.leans_on,
             counts,
         )
-        await self._store.append(entry, now_ms=rollout.saved.touched_ms)
+        await self.store.append(entry, now_ms=rollout.saved.touched_ms)
         rollout.known.update(record.blocks)
 
     async def _end(self, rollout: "_Rollout | None", result: Imported) -> None:
@@ -129,20 +129,18 @@ class Importer:
             return
         saved = rollout.saved
         if saved.marks:
-            await self._store.mark(saved.name, rollout.incarnation, saved.marks, now_ms=saved.touched_ms)
+            await self.store.mark(saved.name, rollout.incarnation, saved.marks, now_ms=saved.touched_ms)
         claim = Claim(self._dataset.url, rollout.file, saved.touched_ms, done=True, kept=True)
         fields: dict[str, bytes | None] = {**saved.fields, CLAIM: claim.encode(), _IMPORTING: None}
         try:
-            await self._store.update_if(
-                saved.name, fields, expect={_IMPORTING: rollout.marker}, now_ms=saved.touched_ms
-            )
+            await self.store.update_if(saved.name, fields, expect={_IMPORTING: rollout.marker}, now_ms=saved.touched_ms)
         except FieldsChanged:
             return  # another import has completed it
         result.rollouts += 1
 
     async def _import_group(self, saved: Saved) -> bool:
         """Create a group with its marks, and enqueue it for policies that wait for it; return whether it was created."""
-        groups = self._store.groups
+        groups = self.store.groups
         waiting = {name: state for name, state in read_group(saved.entity).states.items() if state.status in _QUEUED}
         leases = {field for policy, state in waiting.items() for field in state_fields(policy, **structs.asdict(state))}
         stored = await groups.get(saved.name)
@@ -167,7 +165,7 @@ class Importer:
             fields |= state_fields(policy, status="complete", **age_fields(state.oldest, state.epoch))
             expect |= state_fields(policy, status=None)
         with suppress(FieldsChanged):
-            await self._store.queue.enqueue(saved.name, notes, fields, expect=expect, now_ms=saved.touched_ms)
+            await self.store.queue.enqueue(saved.name, notes, fields, expect=expect, now_ms=saved.touched_ms)
 
 
 @dataclass(slots=True)

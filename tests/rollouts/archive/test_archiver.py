@@ -214,9 +214,9 @@ async def test_a_version_that_is_not_current_is_refused(store):
 
 def process(store, url, name, **options):
     registry = CollectorRegistry()
-    metrics = make_metrics(registry)
     swept = asyncio.Event()
     found = archiver(store, url, **options)
+    found.metrics = make_metrics(registry)
     sweep = found.sweep
 
     async def noted():
@@ -226,7 +226,7 @@ def process(store, url, name, **options):
             swept.set()
 
     found.sweep = noted
-    made = BackgroundArchive(found, store, SystemClock(), metrics, process_id=name, interval_s=0.01)
+    made = BackgroundArchive(found, process_id=name, interval_s=0.01)
     made.swept, made.registry = swept, registry
     return made
 
