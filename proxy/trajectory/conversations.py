@@ -5,7 +5,7 @@ replies are equal:
 
 | user | a place | equal replies |
 |---|---|---|
-| continuation (`continuation.turns`) | all messages before | text without whitespace around it, calls as JSON |
+| continuation (`continuation/turns.py`) | all messages before | text without whitespace around it, calls as JSON |
 | drift | all messages before | `Digests.of`; else those of the place that were changed |
 | families of threads | a conversation, an index and the message before | `Digests.of` |
 | ATIF (`export.atif_steps`) | all messages before | IDs of calls, or else text without whitespace around it |
