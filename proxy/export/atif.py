@@ -6,19 +6,388 @@ the reward, the group and the thread. `agent_name` and `agent_version` in the me
 `rollout_detail` lists the prompt, the completion and the logprobs of each turn of a thread, the main thread first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, ClassVar, Final
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby, islice, takewhile
+from mimetypes import guess_type
+from typing import Any, ClassVar, Final, TypeAlias
 
-from proxy.export.atif_steps import Conversation, Result
 from proxy.export.base import IDS, JSON, LOGPROBS, PLAIN, TEXT, Columns, Fill, Format, Plan, skipped_rows
 from proxy.export.sequence_view import RowSource
+from proxy.trajectory.blocks import count_equal
+from proxy.trajectory.conversations import Digests, Replies, calls_of, role_of, text_of
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.json_bytes import parse_text, to_json_bytes
+from proxy.trajectory.openings import texts_in
 from proxy.trajectory.sequence import Options, Skipped, select
-from proxy.trajectory.step import Choice, Step
-from proxy.trajectory.threads import MAIN, Thread, find_threads
+from proxy.trajectory.step import Choice, Step, answers_of, messages_of
+from proxy.trajectory.threads import MAIN, Thread, find_threads, title_of
+
+_SOURCES: Final[Mapping[str, str]] = {"system": "system", "developer": "system", "user": "user"}
+_IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+_RESTORED: Final = 16  # replies that are compared with a message
+_CHANGED: Final = 256  # choices whose texts are searched in a changed one
+
+Call: TypeAlias = tuple[Step, Choice]
+_Reply: TypeAlias = tuple[Step, Choice, Mapping[str, Any]]
+Result: TypeAlias = Callable[[], dict[str, Any]]  # returns the result, and adds it if the tool has not answered
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A step, or an observation of one, and the index of its message. `call` is the recorded call of a sampled step."""
+
+    message: int
+    step: dict[str, Any]
+    observed: dict[str, Any] | None = None
+    call: Call | None = None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The steps of one conversation, from its calls in the order of time.
+
+    A message becomes a step once: those that a call has in common with the history are not repeated, and the result of a
+    tool is an observation of the step that called it. A reply that the next call does not contain was abandoned: it, and
+    what followed the messages in common, are removed, and return if a later call contains them. Of several choices the
+    reply is the one that the next call contains. An assistant message that was not sampled in this conversation is copied
+    context, which consumers do not train.
+
+    The cost of a call is that of its new messages, and of comparing it with the call before.
+
+    Invariant: the entries from `_settled` on are ordered by their messages; those before it are never removed.
+    """
+
+    _entries: list[_Entry] = field(default_factory=list)
+    _settled: int = 0
+    _messages: list[Any] = field(default_factory=list)
+    _replies: list[tuple[Choice, Mapping[str, Any]]] = field(default_factory=list)  # of the call before
+    _callers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # steps that called a tool, by its call ID
+    _sampled: Replies[_Reply] = field(default_factory=Replies)
+    _digests: Digests = field(default_factory=Digests)
+    _kept: set[str] = field(default_factory=set)  # the recorded steps whose replies are entries
+    _said: dict[tuple[str, int], dict[str, Any]] = field(
+        default_factory=dict
+    )  # by step and choice: one may return often
+    _text: str = ""
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps, numbered from 1."""
+        entries = [entry for entry in self._entries if entry.observed is None]
+        return [
+            {"step_id": number, **entry.step, **({} if entry.call is None else {"metrics": _metrics(*entry.call)})}
+            for number, entry in enumerate(entries, 1)
+        ]
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls whose replies are in the conversation, each with the choice that is."""
+        return [entry.call for entry in self._entries if entry.call is not None]
+
+    @property
+    def prompt(self) -> str:
+        """The texts before the first reply."""
+        before = takewhile(lambda entry: entry.call is None, self._entries)
+        return "\n".join(_text({"content": entry.step["message"]}) for entry in before)
+
+    def add(self, step: Step, choices: Sequence[Choice]) -> None:
+        """Add a call and its reply: of several choices the one with which the next call continues, or the first one."""
+        answers, messages = answers_of(step), messages_of(step)
+        chain = [b"", *self._digests.chain(messages)]  # of the messages before each index
+        if messages:
+            at = self._after_reply(messages)
+            for index in range(at, len(messages)):
+                if not self._restore(index, messages[index], chain[index]):
+                    self._add_message(index, messages[index])
+        else:
+            self._add_text(step, answers.get(choices[0].index, {}).get("text"))
+        self._messages = messages
+        self._replies = [
+            (choice, _reply_of(answers.get(choice.index, {}), is_chat=bool(messages))) for choice in choices
+        ]
+        for choice, reply in self._replies:
+            self._sampled.add(chain[-1], _copy_key(reply), (step, choice, reply))
+        self._add_sampled(len(messages), step, *self._replies[0])
+
+    def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
+        """Return the results of tool calls by the text of an argument; these by recorded step, tool and title of the text."""
+        found: defaultdict[tuple[str, str, str], dict[str, Result]] = defaultdict(dict)
+        for entry in self._entries:
+            if entry.call is None:
+                continue
+            for called in entry.step.get("tool_calls", ()):
+                for text in texts_in(called["arguments"]):
+                    key = entry.call[0].step_id, called["function_name"], title_of(text)
+                    found[key].setdefault(text.strip(), partial(_observed, entry.step, called["tool_call_id"]))
+        return found
+
+    def _after_reply(self, messages: Sequence[Any]) -> int:
+        """Return the index after the previous reply; without it, that of the first new message, and the reply is removed."""
+        if not self._replies:
+            return 0
+        common = count_equal(self._messages, list(messages))
+        is_whole = common == len(self._messages) < len(messages)
+        by_key: dict[Hashable, int] = {}
+        for number, (_, reply) in enumerate(self._replies):
+            by_key.setdefault(_copy_key(reply), number)
+        if is_whole:
+            chosen = self._copied(messages[common], by_key)
+            if chosen is None:
+                changed = (_may_be_copy(messages[common], reply) for _, reply in self._replies[:_CHANGED])
+                chosen = next((at for at, may_be in enumerate(changed) if may_be), None)
+            if chosen is not None:
+                self._choose(chosen)
+                return common + 1
+        for index in range(len(messages) - 1, common - 1, -1):
+            chosen = self._copied(messages[index], by_key)
+            if chosen is not None:
+                self._choose(chosen)
+                self._settled = len(self._entries)  # the history was changed or cut: it is not repeated
+                return index + 1
+        self._abandon(common)
+        return common
+
+    def _copied(self, message: Any, by_key: Mapping[Hashable, int]) -> int | None:
+        """Return the number of the reply of the call before that a message is, the first of several; None if it is none."""
+        if role_of(message) != "assistant":
+            return None
+        keys = tuple(map(str, _call_ids(message))), _text(message)
+        numbers = sorted(number for key in keys if (number := by_key.get(key)) is not None)
+        return next((number for number in numbers if _is_copy(message, self._replies[number][1])), None)
+
+    def _choose(self, number: int) -> None:
+        """Replace the reply of the call before by that of another choice of the call."""
+        if number:
+            step, _ = self._remove().call or (None, None)
+            assert step is not None
+            self._add_sampled(len(self._messages), step, *self._replies[number])
+
+    def _restore(self, index: int, message: Any, before: bytes) -> bool:
+        """Add the message with this index as the reply that was sampled after the messages before it; return whether it was.
+
+        The agent returns to a conversation that it left, as one that searches a tree, or has equal sub-agents in parallel.
+        """
+        found = self._sampled.at(before).get(_copy_key(message), ()) if role_of(message) == "assistant" else ()
+        for step, choice, reply in islice(found, _RESTORED):
+            if step.step_id not in self._kept and _is_copy(message, reply):
+                self._add_sampled(index, step, choice, reply)
+                return True
+        return False
+
+    def _add_sampled(self, index: int, step: Step, choice: Choice, reply: Mapping[str, Any]) -> None:
+        key = step.step_id, choice.index
+        if key not in self._said:
+            self._said[key] = _said(reply)
+        self._append(_Entry(index, _sampled_step(step, choice, self._said[key]), call=(step, choice)))
+
+    def _add_text(self, step: Step, text: Any) -> None:
+        """Add the part of a prompt's text that is new, as a message of the user."""
+        prompt = step.body.get("prompt")
+        if isinstance(prompt, str):
+            new = prompt.removeprefix(self._text) if self._text else prompt
+            self._append(_Entry(0, {"source": "user", "message": new}))
+            self._text = prompt + (text if isinstance(text, str) else "")
+        self._settled = len(self._entries)
+
+    def _append(self, entry: _Entry) -> None:
+        self._entries.append(entry)
+        if entry.call is not None:
+            self._kept.add(entry.call[0].step_id)
+        for called in entry.step.get("tool_calls", ()) if entry.observed is None else ():
+            self._callers.setdefault(called["tool_call_id"], []).append(entry.step)
+
+    def _remove(self) -> _Entry:
+        """Remove the last entry."""
+        entry = self._entries.pop()
+        if entry.call is not None:
+            self._kept.discard(entry.call[0].step_id)
+        if entry.observed is None:
+            for called in entry.step.get("tool_calls", ()):
+                self._callers[called["tool_call_id"]].pop()
+            return entry
+        results = entry.step["observation"]["results"]
+        results.pop()
+        if not results:
+            del entry.step["observation"]
+        return entry
+
+    def _abandon(self, at: int) -> None:
+        """Remove the entries of the messages from this index on."""
+        while len(self._entries) > self._settled and self._entries[-1].message >= at:
+            self._remove()
+
+    def _add_message(self, index: int, message: Any) -> None:
+        call_id = message.get("tool_call_id") if role_of(message) == "tool" else None
+        callers = self._callers.get(call_id) if isinstance(call_id, str) else None
+        if not callers:
+            self._append(_Entry(index, _message_step(message)))
+            return
+        results = callers[-1].setdefault("observation", {"results": []})["results"]
+        results.append({"source_call_id": call_id, "content": content_of(message.get("content"))})
+        self._entries.append(_Entry(index, callers[-1], results[-1]))
+
+
+def _copy_key(message: Mapping[str, Any]) -> Hashable:
+    return tuple(map(str, _call_ids(message))) or _text(message)
+
+
+def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
+    """Return the reply as a message of an assistant."""
+    reply = answer.get("message") if is_chat else {"role": "assistant", "content": answer.get("text")}
+    return reply if isinstance(reply, dict) else {"role": "assistant", "content": None}
+
+
+def _observed(step: dict[str, Any], call_id: str) -> dict[str, Any]:
+    """Return the result of a tool call in the observation of its step; it is added if there is none."""
+    results: list[dict[str, Any]] = step.setdefault("observation", {"results": []})["results"]
+    for result in results:
+        if result["source_call_id"] == call_id:
+            return result
+    results.append({"source_call_id": call_id})
+    return results[-1]
+
+
+def _message_step(message: Any) -> dict[str, Any]:
+    """Return the step of a message that was not sampled in this conversation."""
+    if not isinstance(message, dict):
+        return {"source": "user", "message": _text_of(message)}
+    role, content = message.get("role"), content_of(message.get("content"))
+    if role == "assistant":
+        return {"source": "agent", **_said(message), "is_copied_context": True}
+    if role in ("tool", "function"):  # of a call that this conversation does not have
+        facts = {key: message[key] for key in ("tool_call_id", "name") if key in message}
+        return {"source": "system", "message": "", "observation": {"results": [{"content": content, "extra": facts}]}}
+    source = _SOURCES.get(role) if isinstance(role, str) else None
+    extra = {} if source is not None else {"extra": {"role": role}}
+    return {"source": source or "user", "message": content, **extra}
+
+
+def _sampled_step(step: Step, choice: Choice, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step of a sampled reply, of which `_said` returned this. Its metrics are added once it is known to be kept."""
+    versions = [span.policy_version for span in choice.spans] or [step.policy_version]
+    extra = {
+        "step_id": step.step_id,
+        "choice": choice.index,
+        "finish_reason": choice.finish_reason,
+        "policy": step.policy,
+        "policy_versions": versions,
+        "problems": list(step.problems),
+    }
+    return {
+        "timestamp": datetime.fromtimestamp(step.timing.received, UTC).isoformat(),
+        "source": "agent",
+        "model_name": step.model_served or step.model_asked or "unknown",
+        **said,
+        "metrics": {},
+        "llm_call_count": 1,
+        "extra": {name: value for name, value in extra.items() if value not in (None, [])},
+    }
+
+
+def _metrics(step: Step, choice: Choice) -> dict[str, Any]:
+    """Return the token ids and logprobs of a reply, and their counts."""
+    prompt = step.prompts[choice.prompt].tolist()
+    return {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(choice.ids),
+        **({} if step.cached_tokens is None else {"cached_tokens": step.cached_tokens}),
+        "prompt_token_ids": prompt,
+        "completion_token_ids": choice.ids.tolist(),
+        **({} if is_unlogged(step) else {"logprobs": choice.logprobs.tolist()}),
+    }
+
+
+def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text, the reasoning and the tool calls of an assistant's message."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    calls = message.get("tool_calls")
+    said: dict[str, Any] = {"message": content_of(message.get("content"))}
+    if isinstance(reasoning, str):
+        said["reasoning_content"] = reasoning
+    if isinstance(calls, list) and calls:
+        said["tool_calls"] = [_tool_call(number, call) for number, call in enumerate(calls)]
+    return said
+
+
+def _tool_call(number: int, call: Any) -> dict[str, Any]:
+    """Return a tool call. Arguments that are no JSON object are in `extra`, as the model wrote them."""
+    fields = call if isinstance(call, dict) else {}
+    called = fields.get("function") or fields.get("custom") or {}
+    called = called if isinstance(called, dict) else {}
+    text = called.get("arguments", called.get("input"))
+    try:
+        arguments = parse_text(text) if isinstance(text, str) else text
+    except ValueError:
+        arguments = None
+    found = {
+        "tool_call_id": str(fields.get("id") or f"call_{number}"),
+        "function_name": str(called.get("name") or "unknown"),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+    return found if isinstance(arguments, dict) else {**found, "extra": {"arguments": text}}
+
+
+def content_of(content: Any) -> str | list[dict[str, Any]]:
+    """Return the content of a message: a text, or ATIF's parts. An image without a known type is a text with its URL."""
+    if isinstance(content, list):
+        return [_part(part) for part in content]
+    return "" if content is None else _text_of(content)
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, dict):
+        if isinstance(text := part.get("text"), str):
+            return {"type": "text", "text": text}
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, dict) else image
+        if isinstance(url, str):
+            media_type = guess_type(url)[0]
+            if media_type in _IMAGE_TYPES:
+                return {"type": "image", "source": {"media_type": media_type, "path": url}}
+            return {"type": "text", "text": url}
+    return {"type": "text", "text": _text_of(part)}
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else to_json_bytes(value).decode()
+
+
+def _may_be_copy(message: Any, reply: Mapping[str, Any]) -> bool:
+    """Return whether a message in the place of this reply may be the reply with changes, and not another one."""
+    if role_of(message) != "assistant":
+        return False
+    calls, own_calls = _call_ids(message), _call_ids(reply)
+    if calls and own_calls:
+        return calls == own_calls
+    text, own_text = _text(message), _text(reply)
+    return text in own_text or own_text in text
+
+
+def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
+    """Return whether a message is this reply as a client sends it back: with its tool calls, or else with its text."""
+    if role_of(message) != "assistant":
+        return False
+    calls = _call_ids(reply)
+    if calls:
+        return calls == _call_ids(message)
+    text = _text(reply)
+    return text != "" and text == _text(message)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message without white space around it."""
+    return text_of(message).strip()
+
+
+def _call_ids(message: Mapping[str, Any]) -> list[Any]:
+    return [call.get("id") for call in calls_of(message)]
+
 
 _VERSION: Final = "ATIF-v1.8"
 _UNKNOWN: Final = "unknown"

@@ -8,7 +8,7 @@ replies are equal:
 | continuation (`continuation/turns.py`) | all messages before | text without whitespace around it, calls as JSON |
 | drift | all messages before | `Digests.of`; else those of the place that were changed |
 | families of threads | a conversation, an index and the message before | `Digests.of` |
-| ATIF (`export.atif_steps`) | all messages before | IDs of calls, or else text without whitespace around it |
+| ATIF (`export.atif`) | all messages before | IDs of calls, or else text without whitespace around it |
 
 Messages are compared by role, content, name, and the names and arguments of tool calls. What engines add to a reply (nulls,
 refusal, reasoning, ids of calls) and agents commonly omit is no difference, nor is the name that agents give to a reply.

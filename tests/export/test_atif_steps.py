@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
 
-from proxy.export.atif_steps import Conversation, content_of
+from proxy.export.atif import Conversation, content_of
 
 
 def conversation(*steps):
