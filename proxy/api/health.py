@@ -1,7 +1,7 @@
 """Liveness, readiness and metrics, for operators and load balancers."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from storage.errors import StorageError
 from storage.types import QueueCounts
 
 _STORE_TIMEOUT_S = 1.0
+_READY_TIMEOUT_S = 2
 _VERSION: Final = version("tokentape")
 
 STORE_GAUGES: Final = {
@@ -24,18 +25,15 @@ STORE_GAUGES: Final = {
     "aof_ok": "1 if every server of the store keeps an append-only file and its last write succeeded, else 0.",
 }
 
-QUEUE_GAUGES: Final = {
-    "complete_groups": "Complete groups that no consumer has claimed.",
-    "claimed_groups": "Groups that consumers have claimed and not acknowledged.",
-    "oldest_complete_group_age_seconds": "Time since the oldest unclaimed group is complete; 0 if there is none.",
-}
-
-
-async def info_metrics(context: Context) -> bytes:
-    """Return the gauges in Prometheus' text format."""
-    registry = CollectorRegistry()
-    make_info_metrics(registry, context.upstream.endpoints, *await _facts(context))
-    return generate_latest(registry)
+_QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueCounts], float]]]] = {
+    "complete_groups": ("Complete groups that no consumer has claimed.", lambda counts: counts.available),
+    "claimed_groups": (
+        "Groups that consumers have claimed and not acknowledged.", lambda counts: counts.claimed,
+    ),
+    "oldest_complete_group_age_seconds": (
+        "Time since the oldest unclaimed group is complete; 0 if there is none.", lambda counts: counts.oldest_age_ms / 1000,
+    ),
+}  # fmt: skip
 
 
 def make_info_metrics(
@@ -45,29 +43,26 @@ def make_info_metrics(
     queues: Mapping[str, QueueCounts],
 ) -> list[Gauge]:
     """Create the gauges and register them. Facts that the store does not report have no gauge. `queues`: those of policies."""
-    build = Gauge(
-        "tokentape_build_info", "Always 1; the label is the version of TokenTape.", ("version",), registry=registry
-    )
-    build.labels(_VERSION).set(1)
-    text = "Always 1; the labels are the detected kind and version of an endpoint."
-    engines = Gauge("tokentape_engine_info", text, ("engine", "kind", "version"), registry=registry)
-    for endpoint in endpoints:
-        engines.labels(endpoint.label, endpoint.kind, endpoint.version or "unknown").set(1)
-    text = "Always 1; the labels are the version and the durability of the store."
-    store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
-    if "version" in facts:
-        store_is.labels(facts["version"], facts["durability"]).set(1)
     gauges = []
+
+    def add(name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]) -> None:
+        gauges.append(gauge := Gauge(f"tokentape_{name}", text, labels, registry=registry))
+        for series, value in values.items():
+            (gauge.labels(*series) if series else gauge).set(value)
+
+    add("build_info", "Always 1; the label is the version of TokenTape.", ("version",), {(_VERSION,): 1})
+    text = "Always 1; the labels are the detected kind and version of an endpoint."
+    detected = {(endpoint.label, endpoint.kind, endpoint.version or "unknown"): 1 for endpoint in endpoints}
+    add("engine_info", text, ("engine", "kind", "version"), detected)
+    text = "Always 1; the labels are the version and the durability of the store."
+    known = {(facts["version"], facts["durability"]): 1} if "version" in facts else {}
+    add("store_info", text, ("version", "durability"), known)
     for fact, text in STORE_GAUGES.items():
         if fact in facts:
-            gauges.append(Gauge(f"tokentape_store_{fact}", text, registry=registry))
-            gauges[-1].set(float(facts[fact]))
-    for position, (name, text) in enumerate(QUEUE_GAUGES.items()):
-        gauges.append(Gauge(f"tokentape_{name}", text, ("policy",), registry=registry))
-        for policy, counts in queues.items():
-            values = counts.available, counts.claimed, counts.oldest_age_ms / 1000
-            gauges[-1].labels(policy).set(values[position])
-    return [build, engines, store_is, *gauges]
+            add(f"store_{fact}", text, (), {(): float(facts[fact])})
+    for name, (text, value) in _QUEUE_GAUGES.items():
+        add(name, text, ("policy",), {(policy,): value(counts) for policy, counts in queues.items()})
+    return gauges
 
 
 async def _facts(context: Context) -> tuple[dict[str, str], dict[str, QueueCounts]]:
@@ -81,9 +76,6 @@ async def _facts(context: Context) -> tuple[dict[str, str], dict[str, QueueCount
     except (TimeoutError, StorageError):
         return {}, {}
     return facts, dict(zip(policies, counts, strict=True))
-
-
-_READY_TIMEOUT_S = 2
 
 
 async def show_health(_request: web.Request) -> web.Response:
@@ -105,9 +97,11 @@ async def show_ready(request: web.Request) -> web.Response:
             {"status": "stopping", "in_flight": sum(live.calls for live in context.rollouts.busy)}, status=503
         )
     is_strict = context.settings.ready_requires_engine
-    store, engines = await asyncio.gather(
-        _store(context), healthy_engines(context) if is_strict else _engines_in_use(context)
-    )
+    engines = {endpoint.label: not endpoint.health.is_ejected for endpoint in context.upstream.endpoints}
+    if is_strict:
+        store, engines = await asyncio.gather(_store(context), healthy_engines(context))
+    else:
+        store = await _store(context)
     spooled = context.recorder.journaled
     is_ready = (store == "ok" or spooled is not None) and (any(engines.values()) or not is_strict)
     state: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
@@ -121,8 +115,10 @@ async def show_ready(request: web.Request) -> web.Response:
 async def show_metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: the metrics of all workers, in Prometheus' text format."""
     context = request.app[CONTEXT]
-    counted, info = await asyncio.gather(context.worker_metrics.exposition(), info_metrics(context))
-    return web.Response(body=counted + info, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    counted, facts = await asyncio.gather(context.worker_metrics.exposition(), _facts(context))
+    registry = CollectorRegistry()
+    make_info_metrics(registry, context.upstream.endpoints, *facts)
+    return web.Response(body=counted + generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _store(context: Context) -> str:
@@ -135,11 +131,6 @@ async def _store(context: Context) -> str:
     except StorageError as error:
         return str(error)
     return "ok"
-
-
-async def _engines_in_use(context: Context) -> dict[str, bool]:
-    """Return whether each endpoint gets calls, by name: it is not ejected."""
-    return {endpoint.label: not endpoint.health.is_ejected for endpoint in context.upstream.endpoints}
 
 
 async def healthy_engines(context: Context) -> dict[str, bool]:

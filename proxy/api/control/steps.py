@@ -171,16 +171,22 @@ async def show_texts(request: web.Request) -> web.Response:
 
 
 async def _find_texts(context: Context, step: Step, ids: Ids) -> tuple[Texts, Source]:
-    """Return the texts of ids from the endpoint's tokenizer, or else from the engine."""
+    """Return the texts of ids from the endpoint's tokenizer, or else from the engine that sampled, if it is configured."""
+    name = step.engine.name
+    known: Mapping[int, str | None] = {}
     try:
-        tokenizer = await context.tokenizers.get(step.engine.name)
+        tokenizer = await context.tokenizers.get(name)
     except UnprocessableRequest as error:
         LOG.warning("%s", error)
         tokenizer = None
     if tokenizer is not None:
         by_id = await asyncio.to_thread(_decoded, tokenizer.decode, ids)
         return [by_id.get(token) for token in ids], "tokenizer"
-    known = await _engine_texts(context, step, ids)
+    if (endpoint := context.upstream.endpoint_named(name)) is not None:
+        vocabulary = name, endpoint.settings.url, step.model_served or ""
+        known = await context.token_texts.get(
+            vocabulary, ids, lambda token: detokenize_at_engine(context.upstream, endpoint, [token])
+        )
     return [known.get(token) for token in ids], "engine" if known else "none"
 
 
@@ -192,27 +198,14 @@ def _decoded(decode: Callable[[Sequence[int]], str], ids: Ids) -> dict[int, str 
     return found
 
 
-async def _engine_texts(context: Context, step: Step, ids: Ids) -> Mapping[int, str | None]:
-    """Return the texts from the engine that sampled; empty if it is not configured any more or has no detokenizer."""
-    name = step.engine.name
-    endpoint = next((endpoint for endpoint in context.upstream.endpoints if endpoint.label == name), None)
-    if endpoint is None:
-        return {}
-
-    async def detokenize(token: int) -> str | None:
-        return await detokenize_at_engine(context.upstream, endpoint, [token])
-
-    return await context.token_texts.get((name, endpoint.settings.url, step.model_served or ""), ids, detokenize)
-
-
 def recorded(step: Step, choice: Choice, start: int, limit: int) -> Texts | None:
     """Return the strings that the engine returned with the logprobs of a choice; None if the client requested none.
 
     There must be one string per id: otherwise they cannot be assigned to ids, and None is returned.
     """
-    choices = _dicts((step.response or {}).get("choices"))
-    found = next((candidate for candidate in choices if candidate.get("index", 0) == choice.index), {})
-    logprobs = found.get("logprobs")
+    choices = (step.response or {}).get("choices")
+    dicts = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    logprobs = next((each.get("logprobs") for each in dicts if each.get("index", 0) == choice.index), None)
     entries = logprobs.get("content" if step.dialect == "chat" else "tokens") if isinstance(logprobs, dict) else None
     if not isinstance(entries, list) or len(entries) != len(choice.ids):
         return None
@@ -231,10 +224,6 @@ def _entry_text(entry: Any) -> str | None:
         text = ""
     token = entry.get("token")
     return readable(text) or (_entry_text(token) if isinstance(token, str) else None)
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 _TYPES: Final = (  # the position of the bytes that identify a type

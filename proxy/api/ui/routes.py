@@ -69,13 +69,11 @@ def _served(request: web.Request, name: str) -> web.Response:
     body, tag = _file(name)
     known = request.if_none_match or ()
     is_known = any(etag.value in (tag, "*") for etag in known)  # a weak one too: RFC 9110, section 13.1.2
-    response = web.Response(status=304, headers=_HEADERS) if is_known else _whole(name, body)
+    response = web.Response(status=304, headers=_HEADERS)
+    if not is_known:
+        response = web.Response(body=body, content_type=_FILES[name], charset="utf-8", headers=_HEADERS)
     response.etag = ETag(tag)
     return response
-
-
-def _whole(name: str, body: bytes) -> web.Response:
-    return web.Response(body=body, content_type=_FILES[name], charset="utf-8", headers=_HEADERS)
 
 
 @cache

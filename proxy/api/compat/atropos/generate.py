@@ -110,7 +110,9 @@ class TokensInCall(CallAdapter):
             scores = (step.response or {})["choices"][0].get("prompt_logprobs")
             if scores is None:
                 return None
-            response["prompt_logprobs"] = [None if entry is None else _by_id(entry) for entry in scores]
+            response["prompt_logprobs"] = [  # numbers by id, as the script returns them
+                entry and {token: scored["logprob"] for token, scored in entry.items()} for entry in scores
+            ]
         return orjson.dumps(response)
 
     @property
@@ -235,11 +237,6 @@ def _ids(value: Any, name: str) -> list[int]:
             f"{name} must be a list with the token ids of one prompt.", param=name.partition(".")[0]
         )
     return value
-
-
-def _by_id(position: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one position of vLLM's `prompt_logprobs` as numbers by id, as the script returns it."""
-    return {token: entry["logprob"] for token, entry in position.items()}
 
 
 def _sglang_reason(choice: Choice) -> dict[str, Any] | None:
