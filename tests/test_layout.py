@@ -58,7 +58,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("translated_call",),
     ),
     "api": (
-        ("http", "api_keys", "memory_limit", "adapters"),
+        ("http", "api_keys", "memory_limit"),
         ("surplus_calls",),
         ("context",),
         ("auth", "rollout_id", "requests", "health", "failures", "body"),

@@ -1,13 +1,17 @@
-"""Request keys, response statuses, headers and the JSON response that all HTTP modules share."""
+"""Request keys, response statuses and headers that all HTTP modules share; the endpoints that sample, and their adapters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
 from proxy.protocols.dialects.base import ErrorDialect
+from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.translated_call import CallAdapter
 from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.step import Step
 from proxy.upstream.http_client import HOP_BY_HOP, ROLLOUT_HEADER, STEP_HEADER, end_to_end
 
 RESPONSE_STARTED = web.RequestKey(
@@ -37,3 +41,27 @@ _NOT_SHOWN_PREFIXES: Final = ("access-control-", "content-security-policy", "cro
 
 # Returns the headers of an engine's response that its client gets.
 downstream: Final = partial(end_to_end, dropped=_NOT_SHOWN, prefixes=_NOT_SHOWN_PREFIXES)
+
+
+def adapter_of(adapter: CallAdapter | None, step: Step) -> CallAdapter | None:
+    """Return the adapter if it was applied to the call of a step."""
+    return None if adapter is None or step.endpoint in adapter.own.values() else adapter
+
+
+# Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises UnprocessableRequest.
+ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """An endpoint that samples: the dialect of its errors, and its adapters, which are tried in order."""
+
+    errors: ErrorDialect
+    adapters: tuple[ReadAdapter, ...] = ()
+
+    def read(self, endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> CallAdapter | None:
+        """Return the adapter of a body; None if the body has the endpoint's own format. Raises UnprocessableRequest."""
+        for read in self.adapters:
+            if (adapter := read(endpoint, body, options)) is not None:
+                return adapter
+        return None

@@ -1,10 +1,8 @@
 """Protocols of other systems, served with TokenTape's recording.
 
 atropos/generate   `POST /generate`, as Atropos' token servers call it
-atropos/session    a session of Atropos' proxy: its ID, its requests, its chat calls, its nodes
-atropos/sessions   routes and calls of sessions (with `atropos.enabled`)
-osmosis/callbacks  callbacks of Osmosis' rollout servers
-osmosis/dispatch   `POST /rollouts/{id}/dispatch`, and requests to the configured rollout servers
+atropos/sessions   sessions of Atropos' proxy: their routes, calls and nodes (with `atropos.enabled`)
+osmosis/dispatch   `POST /rollouts/{id}/dispatch`, requests to the configured rollout servers, and their results
 osmosis/flat_call  its flat format of `POST /v1/completions`, and the exact count for its mask
 uni_agent          reward and completion of a session, as in Uni-Agent's gateway for verl
 """
@@ -12,9 +10,9 @@ uni_agent          reward and completion of a session, as in Uni-Agent's gateway
 from collections.abc import Mapping
 from typing import Final
 
-from proxy.api.adapters import CallRoute
 from proxy.api.compat.atropos.generate import COMPLETIONS, GENERATE, read_generate
 from proxy.api.compat.osmosis.flat_call import read_flat
+from proxy.api.http import CallRoute
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.translated_call import read_translated_call
 

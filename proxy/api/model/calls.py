@@ -13,11 +13,10 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.adapters import CallRoute, adapter_of
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.http import CLIENT_CLOSED_REQUEST, downstream
+from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute, adapter_of, downstream
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references

@@ -5,11 +5,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from proxy.api.adapters import CallRoute
 from proxy.api.auth import check_minted, google_key, identify
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.http import ERROR_DIALECT, json_response
+from proxy.api.http import ERROR_DIALECT, CallRoute, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import find_model, forward, models_and_aliases, tokens_of, unknown_path

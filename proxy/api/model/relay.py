@@ -15,9 +15,8 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.adapters import adapter_of
 from proxy.api.failures import internal_error
-from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, downstream
+from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, adapter_of, downstream
 from proxy.api.model.call import Call, plan_for
 from proxy.errors import (
     EngineBusy,

@@ -10,12 +10,11 @@ from typing import Final, TypeAlias
 
 from aiohttp import web
 
-from proxy.api.adapters import CallRoute
 from proxy.api.auth import check_minted, google_key, identify
 from proxy.api.body import read_bytes
 from proxy.api.context import CONTEXT
 from proxy.api.health import show_health
-from proxy.api.http import ERROR_DIALECT
+from proxy.api.http import ERROR_DIALECT, CallRoute
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.gemini import answer_gemini

@@ -2,8 +2,7 @@
 
 import pytest
 
-from proxy.api.compat.osmosis.callbacks import RolloutResult
-from proxy.api.compat.osmosis.dispatch import InitAnswer
+from proxy.api.compat.osmosis.dispatch import InitAnswer, RolloutResult
 from proxy.api.compat.osmosis.flat_call import FlatCallBody
 from proxy.api.requests import validated
 from proxy.errors import UnprocessableRequest

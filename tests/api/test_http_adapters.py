@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.api.adapters import CallRoute
+from proxy.api.http import CallRoute
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.translation import TranslationOptions
 
