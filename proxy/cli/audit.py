@@ -28,7 +28,7 @@ from proxy.rollouts.scoring.audit import (
     summary,
 )
 from proxy.rollouts.scoring.requests import NotScored, Scorer, Send, find_scorer
-from proxy.rollouts.scoring.sample import LogprobsMode
+from proxy.rollouts.scoring.verdict import LogprobsMode
 from proxy.upstream.http_client import failure_text
 
 _COLUMNS = (

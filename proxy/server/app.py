@@ -45,8 +45,7 @@ from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Activity, Lifetimes
 from proxy.rollouts.scoring.audit import BackgroundAudit
-from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
-from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache
+from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, ScoringEngines, ScoringLimits
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY

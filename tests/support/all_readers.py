@@ -11,7 +11,7 @@ from proxy.cli.audit import rows_of_proxy
 from proxy.cli.export import ExportRequest
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
-from proxy.rollouts.scoring.sample import name_of, of_row
+from proxy.rollouts.scoring.verdict import name_of, of_row
 
 ADVANTAGES = ("none", "given", "grpo", "rloo", "dr_grpo")
 BY_TURN = [name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token")]

@@ -22,8 +22,20 @@ from proxy.clock import Clock
 from proxy.errors import EngineError
 from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.scoring.requests import SCORING_KINDS, NotScored, Scorer, TooLong, find_scorer, sender
-from proxy.rollouts.scoring.sample import OFFSETS, AuditSample, LogprobsMode, name_of, of_choice, of_row
-from proxy.rollouts.scoring.verdict import Assessment, Scored, judge, may_be_moved, moved_ids, pairs_of
+from proxy.rollouts.scoring.verdict import (
+    OFFSETS,
+    Assessment,
+    AuditSample,
+    LogprobsMode,
+    Scored,
+    judge,
+    may_be_moved,
+    moved_ids,
+    name_of,
+    of_choice,
+    of_row,
+    pairs_of,
+)
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.images import recorded as recorded_images

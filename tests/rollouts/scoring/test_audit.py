@@ -27,8 +27,7 @@ from proxy.rollouts.scoring.audit import (
     summary,
 )
 from proxy.rollouts.scoring.requests import find_scorer
-from proxy.rollouts.scoring.sample import of_row
-from proxy.rollouts.scoring.verdict import judge
+from proxy.rollouts.scoring.verdict import judge, of_row
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.trajectory.step import EngineFacts

@@ -12,9 +12,16 @@ from tests.support.forests import forests, make_choice, make_step
 from proxy.errors import Conflict, EngineBusy
 from proxy.protocols.engines import ENGINES
 from proxy.rollouts.policy import PAUSE_ANNOUNCEMENT, POLICY_ANNOUNCEMENT
-from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.requests import Kept, TokenScores
-from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, differing_id, is_unlikely
+from proxy.rollouts.scoring.rescoring import (
+    POLICY,
+    Rescorers,
+    ScoreCache,
+    ScoringEngines,
+    ScoringLimits,
+    differing_id,
+    is_unlikely,
+)
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.arrays import pack_mask
 from proxy.trajectory.facts import RolloutFacts

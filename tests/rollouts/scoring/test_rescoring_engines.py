@@ -11,8 +11,8 @@ from tests.support.scoring import score
 
 from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
-from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.requests import OtherVocabulary, TooLong
+from proxy.rollouts.scoring.rescoring import ScoringEngines, ScoringLimits
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
