@@ -13,20 +13,20 @@ Every format is a view of `sequences` or of `steps`. Nothing is retokenized, pad
 format cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips and reports the rollout.
 A missing or null field is unknown. A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 
-- `branches` is a format's default for this parameter. `one`: the trainer takes one row for each rollout, and a forked rollout
-  is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts their trained
-  tokens.
+- `branches` is a format's default for this parameter, else `all`. `one`: the trainer takes one row for each rollout, and a
+  forked rollout is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts
+  their trained tokens.
 - `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not rewards and advantages of
   steps or tokens.
 - Rows belong to one [policy](policies.md) each: steps of different policies never join. Rows of `sequences` and `steps` name
   it unless it is `default`; Arrow and Parquet have the column if `policies` are configured.
 - With `threads`, steps of different [threads](threads.md) never join, rows of `sequences` and `steps` name the `thread`, and
   `branches=one` counts the rows of each thread.
-- **Reward** and **advantage** are what a row has a place for. One for the row is the rollout's, also where steps have rewards.
-  One for each step is the sum of its tokens', or else the rollout's. With one for each token, a step's reward is at its last
-  token, and the rollout's at the very last, if the last step has none; `marin` repeats them, and `sequences` has them as they
-  were set. Formats without a place for advantages of turns reject `advantage=step` and `discount`; in claims, `advantages` has
-  them.
+- **Reward** and **advantage** are what a row has a place for; a reward is optional unless "required". One for the row is the
+  rollout's, also where steps have rewards. One for each step is the sum of its tokens', or else the rollout's. With one for
+  each token, a step's reward is at its last token, and the rollout's at the very last, if the last step has none; `marin`
+  repeats them, and `sequences` has them as they were set. Formats without a place for advantages of turns reject
+  `advantage=step` and `discount`; in claims, `advantages` has them.
 """
 
 
@@ -57,8 +57,10 @@ def _format(form: Format, first: Format) -> Iterator[str]:
 
 def _requirements(form: Format) -> str:
     """Return where a row has reward and advantage, what the format requires, and its default for `branches`."""
-    reward, advantage = _REWARD_PLACES[form.reward_place], _ADVANTAGE_PLACES[form.advantage_place]
-    return f"Reward: {reward}, {_REWARDS[form.reward]}. Advantage: {advantage}. `branches`: {form.branches}."
+    places = [_REWARD_PLACES[form.reward_place], _REWARDS[form.reward]]
+    reward = ", ".join(place for place in places if place not in ("none", "optional")) or "none"
+    branches = "" if form.branches == "all" else f" `branches`: {form.branches}."
+    return f"Reward: {reward}. Advantage: {_ADVANTAGE_PLACES[form.advantage_place]}.{branches}"
 
 
 _REWARDS = {"required": "required", "uniform": "of all rollouts of a group, or of none", "optional": "optional"}
