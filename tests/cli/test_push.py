@@ -9,6 +9,7 @@ from aiohttp import web
 from rich.console import Console
 from tests.support.atropos import atropos_service
 from tests.support.fakes import proxying
+from tests.support.listening import listening
 
 from proxy.cli import push as pushing
 from proxy.cli.control import ControlAddress
@@ -246,14 +247,8 @@ async def test_a_rejected_group_does_not_prevent_others(http, proxy, service, mo
             request.transport.close()
         return web.Response(status=status or 200, headers={"Location": "/elsewhere"})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", respond)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    first, second = await push_to(proxy, (address, 0)), await push_to(proxy, (address, 0), max_len=3)
-    await runner.cleanup()
+    async with listening(respond) as address:
+        first, second = await push_to(proxy, (address, 0)), await push_to(proxy, (address, 0), max_len=3)
 
     assert (False, False) == (first[0], second[0])
     assert "group 'b': posted, but it is unknown whether it was received" in first[1]

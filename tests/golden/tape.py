@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from tests.support.listening import listening
 
 SAMPLING = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
 # Of the connection, of the versions of libraries, or of the moment.
@@ -101,17 +102,8 @@ class TapeEngine:
 async def tape_engine(tape: list[dict[str, Any]], source: Responder | None = None) -> AsyncIterator[TapeEngine]:
     """A tape engine, listening."""
     engine = TapeEngine(tape, source)
-    app = web.Application(client_max_size=2**28)
-    app.router.add_route("*", "/{path:.*}", engine.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(engine.handle) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()
 
 
 def forward_to(http: aiohttp.ClientSession, url: str) -> Responder:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.support.listening import listening
 
 
 class Collector:
@@ -90,12 +91,8 @@ async def collecting() -> AsyncIterator[Collector]:
     collector = Collector()
     app = web.Application(client_max_size=2**28)
     app.router.add_post("/v1/traces", collector.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    collector.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield collector
-    finally:
-        collector._stopping.set()
-        await runner.cleanup()
+    async with listening(app) as collector.url:
+        try:
+            yield collector
+        finally:
+            collector._stopping.set()

@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 from tests.support.chat_templates import template
 from tests.support.fakes import settings_for
+from tests.support.listening import listening
 from tests.support.stored import stored_steps
 
 from proxy.rollouts.prompt_continuation import PromptContinuation
@@ -92,14 +93,8 @@ async def tapped(**options: Any) -> AsyncIterator[TappedEngine]:
     engine = TappedEngine(Options(**{"noncanonical_rate": 0.3, "seed": 1, **options}))
     app = make_engine(engine.options)
     app.middlewares.insert(0, engine.tap)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(app) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()
 
 
 def continuations_made(monkeypatch: Any) -> list[PromptContinuation]:

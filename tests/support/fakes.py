@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 from aiohttp import web
+from tests.support.listening import listening
 from tests.support.recorded import Cassette
 
 from proxy.clock import Clock
@@ -97,17 +98,8 @@ async def nothing(request: web.Request, body: dict) -> web.StreamResponse:
 async def fake_engine() -> AsyncIterator[FakeEngine]:
     """Start a fake engine."""
     engine = FakeEngine()
-    app = web.Application(client_max_size=2**28)
-    app.router.add_route("*", "/{path:.*}", engine.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(engine.handle) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()
 
 
 def settings_for(engine_url: str | None, **sections) -> Settings:

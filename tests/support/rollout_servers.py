@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 from tests.support.fakes import settings_for
+from tests.support.listening import listening
 
 from proxy.server.listener import running
 from proxy.simulator.template import render
@@ -158,16 +159,12 @@ async def rollout_server() -> AsyncIterator[RolloutServer]:
         app = web.Application()
         app.add_routes([web.post("/rollout", server.rollout), web.post("/v1/rollout/init", server.init)])
         app.add_routes([web.route("*", "/elsewhere", server.elsewhere)])
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield server
-        finally:
-            for task in server.tasks:
-                task.cancel()
-            await runner.cleanup()
+        async with listening(app) as server.url:
+            try:
+                yield server
+            finally:
+                for task in server.tasks:
+                    task.cancel()
 
 
 @asynccontextmanager

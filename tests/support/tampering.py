@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from tests.support.listening import listening
 
 # Path, request and JSON response -> the response, which may be changed in place; another HTTP response in its place; or None:
 # the connection is closed.
@@ -48,10 +48,8 @@ async def tampered(
             return answer
         return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", forward)
-    async with TestServer(app) as server:
-        yield str(server.make_url("/")).rstrip("/")
+    async with listening(forward) as url:
+        yield url
 
 
 async def _passed_on(request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:

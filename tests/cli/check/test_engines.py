@@ -1,12 +1,12 @@
 """Checks of engines: detection, token ids, logprobs, options, clocks, models, tokenizers and scorers."""
 
-import ssl
 from email.utils import formatdate
 
 import pytest
 from aiohttp import web
 from tests.support.fakes import settings_for
 from tests.support.findings import all_findings, engine_findings, graded
+from tests.support.listening import listening
 from tests.support.recorded import load
 from tests.support.rescored import Teacher
 
@@ -167,15 +167,8 @@ async def test_an_engine_with_a_wrong_clock_is_a_note(engine):
 
 
 async def test_an_untrusted_certificate_is_a_fault_that_names_engines_ca_file(certificate):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-    runner = web.AppRunner(make_engine(Options()), access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        (fault,) = graded(await engine_findings(f"https://127.0.0.1:{runner.addresses[0][1]}"))["fault"]
-    finally:
-        await runner.cleanup()
+    async with listening(make_engine(Options()), certificate) as url:
+        (fault,) = graded(await engine_findings(url))["fault"]
 
     assert "certificate" in fault.lower()
     assert "engines.ca_file" in fault

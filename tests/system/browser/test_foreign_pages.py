@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from tests.support.listening import listening
 
 CHAT = '{"messages": [{"role": "user", "content": "hi"}]}'
 CHANGES = [
@@ -74,15 +75,8 @@ async def serving_page(host):
     async def show(request):
         return web.Response(text="<!doctype html><title>another site</title><body></body>", content_type="text/html")
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", show)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://{host}:{runner.addresses[0][1]}/"
-    finally:
-        await runner.cleanup()
+    async with listening(show) as url:
+        yield url.replace("127.0.0.1", host) + "/"
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tests.support.fakes import proxying, settings_for
+from tests.support.listening import listening
 from tests.support.recorded import load
 
 from proxy.cli.control import ControlAddress
@@ -28,15 +29,8 @@ async def secure_engine(certificate):
             return web.json_response({"version": "0.32.0"})
         return web.Response(body=WHOLE.response, content_type="application/json")
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", respond)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    yield f"https://127.0.0.1:{runner.addresses[0][1]}", requests
-    await runner.cleanup()
+    async with listening(respond, certificate) as url:
+        yield url, requests
 
 
 async def test_both_apis_listen_with_tls(store, engine, certificate):
