@@ -312,18 +312,21 @@ def undocumented(tree: ast.Module) -> list[str]:
 
 
 @cache
-def class_definitions() -> dict[str, ast.ClassDef]:
-    return {node.name: node for path in SOURCES for node in syntax_tree(path).body if isinstance(node, ast.ClassDef)}
+def class_definitions() -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for node in (node for path in SOURCES for node in syntax_tree(path).body if isinstance(node, ast.ClassDef)):
+        found.setdefault(node.name, []).append(node)
+    return found
 
 
 def inherits_docstring(scope: ast.ClassDef, method: str) -> bool:
     """Return whether a base class documents a method, which `help` and editors then show."""
-    bases = [class_definitions().get(base.id) for base in scope.bases if isinstance(base, ast.Name)]
+    named = [base.id for base in scope.bases if isinstance(base, ast.Name)]
+    bases = [base for name in named for base in class_definitions().get(name, [])]
     return any(
         inherits_docstring(base, method)
         or any(getattr(n, "name", "") == method and ast.get_docstring(n) for n in base.body)
         for base in bases
-        if base is not None
     )
 
 

@@ -93,7 +93,6 @@ def apply_rules(client_sampling: Mapping[str, Any], rules: Sampling, room_left: 
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Return all names of the parameter."""
     return _BOUNDS if name in _BOUNDS else (name,)
 
 

@@ -75,6 +75,5 @@ def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) ->
 
 
 def _named(entry: Json) -> int | None:
-    """Return the id by which an entry names its token."""
     name = entry["token"].removeprefix(_NAMED)
     return int(name) if name != entry["token"] and name.isdecimal() else None

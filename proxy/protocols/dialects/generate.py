@@ -151,7 +151,6 @@ class _Choice:
         self.is_finished = meta["finish_reason"] is not None
 
     def _continue(self, ids: list[Any], lists: Mapping[str, list[Any]], count: int) -> None:
-        """Join what an event adds."""
         if not self.is_continued:  # until now, these are lists of events
             self._ids, self._lists = self._ids.copy(), {name: values.copy() for name, values in self._lists.items()}
             self.is_continued = True
@@ -224,7 +223,6 @@ class SglangGenerate(Dialect):
         return found if processor is None else {**found, "custom_logit_processor": processor}
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
-        """Return the prompts of a body with ids."""
         ids = body.get("input_ids")
         if body.get("text") is not None or not isinstance(ids, list) or not ids:
             return None
@@ -252,14 +250,12 @@ class SglangGenerate(Dialect):
         return {"sampling_params": {**kept, **changes}}, set()
 
     def read_body(self, body: Any) -> Json | None:
-        """Return the objects of a response as `choices`."""
         if isinstance(body, list):
             choices = [{**choice, "index": index} for index, choice in enumerate(body) if _is_choice(choice)]
             return {"choices": choices} if choices and len(choices) == len(body) else None
         return {"choices": [body]} if _is_choice(body) else None
 
     def write_body(self, response: Mapping[str, Any]) -> Any:
-        """Return the objects as the engine does."""
         choices: list[Json] = response["choices"]
         if len(choices) == 1 and "index" not in choices[0]:
             return choices[0]

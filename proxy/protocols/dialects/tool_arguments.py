@@ -86,7 +86,6 @@ class PartialObject:
         return self.broken or bool(self._tail)
 
     def _take(self, text: str, pos: int) -> int:
-        """Parse one token, possibly incomplete, and return where it ends."""
         if self._in is not None:
             return self._string(text, pos, self._in)
         if white := _WHITE.match(text, pos):
@@ -125,7 +124,6 @@ class PartialObject:
         return self._cut(token, 0, len(digits) if word is None else word.end(), broken=ended) + pos
 
     def _mark(self, mark: str, pos: int) -> int:
-        """Parse a bracket, a colon or a comma."""
         expects, closer = self._expects, self._open[-1] if self._open else ""
         if mark == ":" and expects == "colon":
             self._expects = "value"

@@ -82,10 +82,7 @@ class ResponseRenderer(Protocol):
     deltas, tool calls by index.
     """
 
-    @property
-    def stream_format(self) -> StreamFormat:
-        """The format of its streams."""
-        ...
+    stream_format: StreamFormat
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of this chunk, possibly none."""

@@ -367,14 +367,11 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def sampling_defaults(params: Any) -> dict[str, float] | None:
-    """Return an engine's values for sampling fields that a request omits; None if it shows none."""
-    found = (
-        {name: params[name] for name in _DEFAULTED if type(params.get(name)) in (int, float)}
-        if isinstance(params, dict)
-        else {}
-    )
-    return found or None
+def sampling_defaults(shown: Any, field: str) -> dict[str, float] | None:
+    """Return an engine's values for sampling fields that a request omits, from this field; None if it shows none."""
+    params = shown.get(field) if isinstance(shown, dict) else None
+    known = params if isinstance(params, dict) else {}
+    return {name: known[name] for name in _DEFAULTED if type(known.get(name)) in (int, float)} or None
 
 
 _DEFAULTED: Final = (

@@ -110,8 +110,7 @@ class Llamacpp(Engine):
         if probed.owner not in self.owners and not any(server.startswith("llama.cpp") for server in probed.servers):
             return None
         props = probed.facts("/props")
-        settings = props.get("default_generation_settings")
-        defaults = sampling_defaults(settings.get("params")) if isinstance(settings, dict) else None
+        defaults = sampling_defaults(props.get("default_generation_settings"), "params")
         return Traits(self.kind, text_or_none(props.get("build_info")), sampling_defaults=defaults)
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
@@ -142,7 +141,6 @@ class Llamacpp(Engine):
         return not (dialect == "chat" and body.get("tools") and is_on(body.get("logprobs")))
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Delete injected keys; set injected values to null."""
         if not rules.anything:
             return response
         shown = {key: value for key, value in response.items() if key not in rules.keys}
@@ -203,7 +201,6 @@ def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
 
 
 def _prompt_ids(dialect: DialectName, body: Mapping[str, Any]) -> list[int] | None:
-    """Return the prompt ids that the client sent."""
     prompt = body.get("prompt") if dialect == "completions" else None
     is_ids = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
     return list(prompt) if is_ids and isinstance(prompt, list) else None

@@ -219,7 +219,6 @@ class Sglang(Engine):
         return Traits(self.kind, version, any(map(bool, parsers)) if parsers else None, model=model)
 
     def traits_requests(self, traits: Traits) -> tuple[TraitsRequest, ...]:
-        """Request the size of the vocabulary."""
         return (_VOCABULARY,) if version_numbers(traits.version or "") >= _CHECKS_BIASES else ()
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
@@ -293,7 +292,6 @@ class Sglang(Engine):
         return dialect == "chat" and (returns_mask(body, options) or options.routed_experts)
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Delete injected keys; set injected values to null."""
         if not rules.anything:
             return response
         if dialect == "sglang_generate":
@@ -446,7 +444,6 @@ def _with_all_logprobs(body: Mapping[str, Any], requested: list[bool]) -> Json:
 
 
 def _native_without(choice: Json, rules: StripRules) -> Json:
-    """Return a copy of a choice of `/generate` without injected keys."""
     shown = {key: value for key, value in choice.items() if key not in rules.keys}
     if rules.logprobs and choice.get("index", 0) not in rules.with_logprobs:
         shown["meta_info"] = {
@@ -456,7 +453,6 @@ def _native_without(choice: Json, rules: StripRules) -> Json:
 
 
 def _openai_choices(body: Mapping[str, Any], choices: Sequence[Json]) -> list[Json]:
-    """Return the choices of `/generate` with the keys of completions."""
     sent, samples = _NATIVE.prompt_ids(body), _samples(body)
     found = []
     for choice in choices:
@@ -478,7 +474,6 @@ def _openai_choices(body: Mapping[str, Any], choices: Sequence[Json]) -> list[Js
 
 
 def _samples(body: Mapping[str, Any]) -> int:
-    """Return the number of choices of each prompt of `/generate`."""
     return _NATIVE.response_options(body).samples or 1
 
 
@@ -488,7 +483,6 @@ def _reads_sglext(body: Mapping[str, Any]) -> bool:
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
-    """Return the problems that are known before the call is sent."""
     echo = ["echo"] if dialect == "completions" and is_on(body.get("echo")) else []
     return [*echo, "beam_search"] if is_on(body.get("use_beam_search")) else echo
 
@@ -550,7 +544,6 @@ def _masked_logprobs(meta: Any) -> list[float] | None:
 
 
 def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
-    """Return whether the ids were returned more than once and differ."""
     id_lists = [choice.get("response_token_ids"), choice.get("token_ids")]
     id_lists += (
         [outputs[sampled_choice.index]] if isinstance(outputs, list) and sampled_choice.index < len(outputs) else []
@@ -561,7 +554,6 @@ def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -
 
 
 def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:
-    """Read `[{"version", "start", "end"}]` over output positions."""
     if not versions:
         return None
     return tuple((span["start"], span["end"], span["version"]) for span in versions)

@@ -47,7 +47,7 @@ from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, has, request
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
 
-def inject_generate(body: Mapping[str, Any], options: CallOptions) -> Injection:
+def _inject_generate(body: Mapping[str, Any], options: CallOptions) -> Injection:
     """Request the prompt's ids, which image placeholders may lengthen, and logprobs. Sampled ids are always returned."""
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
@@ -76,13 +76,11 @@ def _strips_usage(options: CallOptions, usage: Json) -> bool:
 
 
 def _strips_running_usage(body: Mapping[str, Any], options: CallOptions, usage: Json) -> bool:
-    """Return whether to strip the usage of the other events."""
     is_added = is_on(usage.get("continuous_usage_stats")) and not has_running_usage(body)
     return is_added and not options.traits.forces_usage
 
 
-def strip_generate(response: Json, rules: StripRules) -> Json:
-    """Return an unstreamed (or accumulated) response without what the client did not request; a new dict if it differs."""
+def _strip_generate(response: Json, rules: StripRules) -> Json:
     if not rules.of_choices:
         return response
     shown = dict(response)
@@ -91,8 +89,7 @@ def strip_generate(response: Json, rules: StripRules) -> Json:
     return _without_logprobs(shown, rules)
 
 
-def strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
-    """Return a stripped chunk; the same dict if nothing is to be stripped, None for the usage event."""
+def _strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
     if rules.usage and not chunk.get("choices") and chunk.get("usage") is not None:
         return None
     if rules.running_usage and chunk.get("choices") and "usage" in chunk:
@@ -104,24 +101,6 @@ def strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
     return _without_logprobs(shown, rules)
 
 
-def tokens_of_generate(response: Json, sampling: Any = None) -> Tokens:
-    """Return the tokens: one prompt, on the top level; everything else on the choices.
-
-    With --return-sampling-mask, which requires processed logprobs (0.32.0, config/vllm.py), this endpoint returns masks, and
-    the logprobs are over their tokens: only penalties, biases and a grammar make them others than those of the model.
-    """
-    choices = response.get("choices") or ()
-    sampled = tuple(_sampled_of_generate(choice) for choice in choices)
-    disagree = any(_disagrees(choice) or has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
-    problems = ("ids_disagree",) if disagree else ()
-    prompt = response.get("prompt_token_ids")
-    if all(each.sampling_mask is None for each in sampled):
-        return Tokens(prompt, sampled, problems)
-    sent = sampling if isinstance(sampling, dict) else {}
-    is_constrained = has_grammar(sent, _GRAMMARS) or changes_distribution(sent, BIASES)
-    return Tokens(prompt, sampled, problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
-
-
 def _without_logprobs(shown: Json, rules: StripRules) -> Json:
     choices = shown.get("choices")
     if not rules.logprobs or not isinstance(choices, list):
@@ -129,33 +108,11 @@ def _without_logprobs(shown: Json, rules: StripRules) -> Json:
     return {**shown, "choices": [{**choice, "logprobs": None} for choice in choices]}
 
 
-def _content(choice: Json) -> list[Json] | None:
-    """Return an entry per sampled token; None if there are none."""
-    logprobs = choice.get("logprobs")
-    content: list[Json] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
-    return content
-
-
 def _disagrees(choice: Json) -> bool:
-    """Return whether the logprobs are of other ids; with output mode "text" they have no ids."""
-    pairs = zip(_content(choice) or (), choice.get("token_ids") or (), strict=False)
+    """Return whether the logprobs of generate are of other ids; with output mode "text" they have no ids."""
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    pairs = zip(content, choice.get("token_ids") or (), strict=False)
     return any(entry.get("token_id", token_id) != token_id for entry, token_id in pairs)
-
-
-def _sampled_of_generate(choice: Json) -> Sampled:
-    content = _content(choice)
-    versions = choice.get("weight_versions")
-    return Sampled(
-        index=index_of(choice),
-        prompt_ids=None,
-        ids=choice.get("token_ids"),
-        logprobs=None if content is None else [entry["logprob"] for entry in content],
-        finish_reason=choice.get("finish_reason"),
-        stop_reason=choice.get("stop_reason"),
-        spans=None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions),
-        routed_experts=choice.get("routed_experts"),
-        sampling_mask=choice.get("sampling_mask"),
-    )
 
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
@@ -247,11 +204,9 @@ class Vllm(Engine):
         return _RENDER, _OPENAPI
 
     def for_traits(self, traits: Traits) -> Engine:
-        """Return the engine with or without the field for prompt ids."""
         return Vllm(has_prompt_field=True) if traits.has_prompt_field else self
 
     def accepts_developers(self, version: str | None) -> bool:
-        """Return whether templates without a developer role get developer messages."""
         return version_numbers(version or "") >= _DEVELOPERS
 
     def template_fields(self, body: Mapping[str, Any]) -> Json:
@@ -272,7 +227,7 @@ class Vllm(Engine):
         """Request `return_token_ids`, and `logprobs` if they are configured, unless the call does not permit them."""
         requested = options.requested
         if dialect == "generate":
-            return inject_generate(body, options)
+            return _inject_generate(body, options)
         if _PROMPT.get(dialect) not in body:
             return Injection(
                 {}, StripRules()
@@ -320,9 +275,8 @@ class Vllm(Engine):
         return dialect != "generate" and body.get("prompt_logprobs") is None
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
-        """Set injected values to null."""
         if dialect == "generate":
-            return strip_generate(response, rules)
+            return _strip_generate(response, rules)
         if not rules.of_choices:
             return response
         shown = {**response}
@@ -335,7 +289,7 @@ class Vllm(Engine):
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Set injected values to null; drop events that injection caused."""
         if dialect == "generate":
-            return strip_generate_chunk(chunk, rules)
+            return _strip_generate_chunk(chunk, rules)
         choices = chunk.get("choices")
         if not choices:
             return None if rules.usage and chunk.get("usage") is not None else chunk
@@ -364,39 +318,49 @@ class Vllm(Engine):
         return dialect != "generate" and "system_fingerprint" not in finish
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
-        """Chat: one prompt, on the top level. Completions: each choice has its own."""
-        if dialect == "generate":
-            return tokens_of_generate(response, body.get("sampling_params"))
-        sampled: list[Sampled] = []
-        problems: tuple[str, ...] = ()
-        for choice in response.get("choices") or ():
-            sampled_choice = Sampled(
-                index=index_of(choice),
-                prompt_ids=choice.get("prompt_token_ids"),
-                ids=choice.get("token_ids"),
-                logprobs=logprobs_of(choice),
-                finish_reason=choice.get("finish_reason"),
-                stop_reason=choice.get("stop_reason"),
-                routed_experts=choice.get("routed_experts"),
-            )
-            sampled.append(sampled_choice)
-            if has_other_ids_as_names(choice, sampled_choice.ids):
-                problems = ("ids_disagree",)
-        return Tokens(response.get("prompt_token_ids"), tuple(sampled), problems)
+        """Chat and generate: one prompt, on the top level. Completions: each choice has its own.
+
+        With --return-sampling-mask, which requires processed logprobs (0.32.0, config/vllm.py), generate returns masks, and the
+        logprobs are over their tokens: only penalties, biases and a grammar make them others than those of the model.
+        """
+        choices, is_generate = response.get("choices") or (), dialect == "generate"
+        sampled = tuple(_sampled(choice, is_generate=is_generate) for choice in choices)
+        disagree = any(
+            has_other_ids_as_names(choice, choice.get("token_ids")) or (is_generate and _disagrees(choice))
+            for choice in choices
+        )
+        problems = ("ids_disagree",) if disagree else ()
+        prompt = response.get("prompt_token_ids")
+        if all(each.sampling_mask is None for each in sampled):
+            return Tokens(prompt, sampled, problems)
+        sent = sent if isinstance(sent := body.get("sampling_params"), dict) else {}
+        is_constrained = has_grammar(sent, _GRAMMARS) or changes_distribution(sent, BIASES)
+        return Tokens(prompt, sampled, problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
+
+
+def _sampled(choice: Json, *, is_generate: bool) -> Sampled:
+    versions = choice.get("weight_versions") if is_generate else None
+    return Sampled(
+        index=index_of(choice),
+        prompt_ids=choice.get("prompt_token_ids"),
+        ids=choice.get("token_ids"),
+        logprobs=logprobs_of(choice),
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        spans=None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions),
+        routed_experts=choice.get("routed_experts"),
+        sampling_mask=choice.get("sampling_mask") if is_generate else None,
+    )
 
 
 _RENDER: Final = TraitsRequest(
     "/v1/chat/completions/render",
     {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
-    lambda answer: {"sampling_defaults": _rendered_defaults(answer.body)},
+    lambda answer: {"sampling_defaults": sampling_defaults(answer.body, "sampling_params")},
 )
 _OPENAPI: Final = TraitsRequest(
     "/openapi.json", None, lambda answer: {"has_prompt_field": has_prompt_field(answer.body)}
 )
-
-
-def _rendered_defaults(response: Any) -> dict[str, float] | None:
-    return sampling_defaults(response.get("sampling_params")) if isinstance(response, dict) else None
 
 
 def has_prompt_field(described: Any) -> bool:
@@ -407,7 +371,6 @@ def has_prompt_field(described: Any) -> bool:
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:
-    """Return the problems that are known before the call is sent."""
     problems = []
     if dialect == "completions" and is_on(body.get("echo")):
         problems.append("echo")

@@ -8,7 +8,14 @@ from tests.support.recorded import load
 
 from proxy.protocols.dialects.generate import Generate
 from proxy.protocols.engines.base import CallOptions, StripRules, Traits
-from proxy.protocols.engines.vllm import inject_generate, strip_generate, strip_generate_chunk, tokens_of_generate
+from proxy.protocols.engines.vllm import Vllm
+
+VLLM = Vllm()
+
+
+def tokens(response, sampling=None):
+    return VLLM.tokens("generate", {} if sampling is None else {"sampling_params": sampling}, response)
+
 
 ALL = StripRules(token_ids=True, logprobs=True)
 LP0 = {"seed": 1, "logprobs": 0}
@@ -21,7 +28,7 @@ def options_of(body, logprobs="full"):
 def inject(sampling, logprobs="full", **more):
     body = {"token_ids": [1, 2], "sampling_params": sampling, **more}
     before = deepcopy(body)
-    injection = inject_generate(body, options_of(body, logprobs))
+    injection = VLLM.inject("generate", body, options_of(body, logprobs))
     assert before == body
     return injection
 
@@ -82,7 +89,7 @@ def test_the_logprobs_setting_limits_the_injected_logprobs(logprobs, added):
 )
 def test_an_invalid_body_is_not_injected(body):
     """vLLM's error message contains the number of fields."""
-    assert {} == inject_generate(body, options_of(body)).fields
+    assert {} == VLLM.inject("generate", body, options_of(body)).fields
 
 
 def test_forced_tokens_are_flagged():
@@ -92,7 +99,7 @@ def test_forced_tokens_are_flagged():
 
 def test_stripping_restores_the_plain_response():
     """Apart from the values that differ between two runs."""
-    shown = strip_generate(full := answer("scale_out/generate"), ALL)
+    shown = VLLM.strip("generate", full := answer("scale_out/generate"), ALL)
     plain = answer("scale_out/generate_weightversion")
 
     assert full == answer("scale_out/generate")
@@ -107,37 +114,37 @@ def test_stripping_restores_the_plain_response():
 def test_stripping_deletes_from_chunks_the_keys_that_plain_chunks_do_not_have():
     """Only the first chunk of an injected call has prompt ids; a chunk without injected keys is returned itself."""
     first, second, last = chunks("scale_out/generate_stream")
-    shown = strip_generate_chunk(first, ALL)
+    shown = VLLM.strip_chunk("generate", first, ALL)
 
     assert ["request_id", "usage", "output_mode", "choices"] == list(shown)
     assert [None] == [choice["logprobs"] for choice in shown["choices"]]
     assert list(first["choices"][0]) == list(shown["choices"][0])
     assert "prompt_token_ids" in first
     assert first["choices"][0]["logprobs"] is not None
-    assert strip_generate_chunk(second, StripRules(token_ids=True)) is second
-    assert strip_generate_chunk(last, StripRules()) is last
-    assert strip_generate_chunk(usage := {"choices": [], "usage": {}}, ALL) is usage
+    assert VLLM.strip_chunk("generate", second, StripRules(token_ids=True)) is second
+    assert VLLM.strip_chunk("generate", last, StripRules()) is last
+    assert VLLM.strip_chunk("generate", usage := {"choices": [], "usage": {}}, ALL) is usage
 
 
 def test_stripping_nothing_returns_the_same_object():
     full = answer("scale_out/generate")
 
-    assert strip_generate(full, StripRules()) is full
+    assert VLLM.strip("generate", full, StripRules()) is full
 
 
 @pytest.mark.parametrize("key", ["prompt_token_ids", "mm_placeholders"])
 def test_multimodal_placeholders_are_stripped_with_the_prompt_ids(key):
     """The same request field enables both."""
-    assert {key: None} == strip_generate({key: [1]}, StripRules(token_ids=True))
-    assert {} == strip_generate_chunk({key: [1]}, StripRules(token_ids=True))
-    assert {key: [1]} == strip_generate({key: [1]}, StripRules(logprobs=True))
+    assert {key: None} == VLLM.strip("generate", {key: [1]}, StripRules(token_ids=True))
+    assert {} == VLLM.strip_chunk("generate", {key: [1]}, StripRules(token_ids=True))
+    assert {key: [1]} == VLLM.strip("generate", {key: [1]}, StripRules(logprobs=True))
 
 
 def test_prompt_ids_ids_logprobs_and_version_spans_are_read():
-    tokens = tokens_of_generate(answer("scale_out/generate"))
-    (choice,) = tokens.choices
+    read = tokens(answer("scale_out/generate"))
+    (choice,) = read.choices
 
-    assert [4088, 1686, 198, 50, 4089] == tokens.prompt_ids
+    assert [4088, 1686, 198, 50, 4089] == read.prompt_ids
     assert [493, 2161, 263] == choice.ids
     assert [-9.929905891418457, -6.300331115722656, -6.24341344833374] == choice.logprobs
     assert ((0, 3, "default"),) == choice.spans
@@ -147,42 +154,40 @@ def test_prompt_ids_ids_logprobs_and_version_spans_are_read():
         choice.routed_experts,
         choice.sampling_mask,
     )
-    assert () == tokens.problems
+    assert () == read.problems
 
 
 def test_a_policy_version_that_changes_during_the_call_has_two_spans():
     """They are ranges of sampled tokens."""
-    (choice,) = tokens_of_generate(answer("abort/generate_midflight_version")).choices
+    (choice,) = tokens(answer("abort/generate_midflight_version")).choices
 
     assert ((0, 178, "default"), (178, 400, "v2")) == choice.spans
 
 
 def test_text_mode_has_ids_and_logprobs():
     """Its logprob entries have no ids to compare."""
-    tokens = tokens_of_generate(answer("scale_out/generate_text"))
-    (choice,) = tokens.choices
+    read = tokens(answer("scale_out/generate_text"))
+    (choice,) = read.choices
 
-    assert ([493, 2161, 263], 3, ()) == (choice.ids, len(choice.logprobs), tokens.problems)
+    assert ([493, 2161, 263], 3, ()) == (choice.ids, len(choice.logprobs), read.problems)
 
 
 def test_logprob_entries_with_other_ids_are_flagged():
     response = answer("scale_out/generate")
     response["choices"][0]["token_ids"] = [493, 2161, 264]
 
-    assert ("ids_disagree",) == tokens_of_generate(response).problems
+    assert ("ids_disagree",) == tokens(response).problems
 
 
 def test_fields_that_are_missing_are_none():
     """An interrupted stream has no version spans."""
-    (choice,) = tokens_of_generate({"choices": [{"index": 0}]}).choices
+    (choice,) = tokens({"choices": [{"index": 0}]}).choices
 
     assert (None, None, None, None) == (choice.ids, choice.logprobs, choice.spans, choice.finish_reason)
 
 
 def test_sampling_masks_and_routed_experts_are_returned_unchanged():
-    (choice,) = tokens_of_generate(
-        {"choices": [{"index": 0, "routed_experts": "AA==", "sampling_mask": [[1]]}]}
-    ).choices
+    (choice,) = tokens({"choices": [{"index": 0, "routed_experts": "AA==", "sampling_mask": [[1]]}]}).choices
 
     assert ("AA==", [[1]]) == (choice.routed_experts, choice.sampling_mask)
 
@@ -199,10 +204,10 @@ def test_sampling_masks_and_routed_experts_are_returned_unchanged():
 )
 def test_logprobs_over_a_mask_are_constrained_by_what_changes_the_logits_of_its_tokens(sampling, is_constrained):
     """They can be scored again unless penalties, biases or a grammar were applied."""
-    tokens = tokens_of_generate({"choices": [{"index": 0, "token_ids": [1], "sampling_mask": [[1, 2]]}]}, sampling)
+    read = tokens({"choices": [{"index": 0, "token_ids": [1], "sampling_mask": [[1, 2]]}]}, sampling)
 
-    assert ("processed_logprobs", is_constrained) == (tokens.logprobs_mode, tokens.constrained)
-    without = tokens_of_generate({"choices": [{"index": 0, "token_ids": [1]}]}, sampling)
+    assert ("processed_logprobs", is_constrained) == (read.logprobs_mode, read.constrained)
+    without = tokens({"choices": [{"index": 0, "token_ids": [1]}]}, sampling)
     assert (None, None) == (without.logprobs_mode, without.constrained)
 
 
@@ -210,4 +215,4 @@ def test_logprobs_over_a_mask_are_constrained_by_what_changes_the_logits_of_its_
 def test_a_malformed_choice_raises(choice):
     """The caller expects these three exceptions."""
     with pytest.raises((TypeError, KeyError, AttributeError)):
-        tokens_of_generate({"choices": [choice]})
+        tokens({"choices": [choice]})

@@ -2,8 +2,7 @@
 
     paths       models and methods in paths
     request     a request, read as a chat call: its configuration, functions and schemas
-    contents    its conversation, as messages: media, calls and their results
-    signatures  thought signatures
+    contents    its conversation, as messages: media, calls, their results and thought signatures
     renderer    a response, whole or streamed, and errors
 
 docs/dialects.md lists what neither side can represent.
@@ -19,12 +18,12 @@ from proxy.protocols.dialects.base import DialectName, engine_message
 from proxy.protocols.dialects.gemini.contents import call_ids_from
 from proxy.protocols.dialects.gemini.renderer import GeminiRenderer, error_for, error_object
 from proxy.protocols.dialects.gemini.request import read, shows_thoughts
-from proxy.protocols.dialects.translation import CallIdentity, Json, References
+from proxy.protocols.dialects.translation import CallIdentity, Json, References, Translator
 
 __all__ = ["GEMINI", "GEMINI_ARRAY", "Gemini"]
 
 
-class Gemini:
+class Gemini(Translator):
     """`generateContent` and `streamGenerateContent`. `is_array`: an error is in an array, as chunks of such a stream are."""
 
     name: DialectName = "gemini"
@@ -38,15 +37,12 @@ class Gemini:
         return References(calls=call_ids_from(body))
 
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> GeminiRenderer:
-        """Return the renderer of the response to this body."""
         return GeminiRenderer(identity, is_array=body.get("alt") != "sse", shows_thoughts=shows_thoughts(body))
 
     def error(self, error: ProxyError) -> bytes:
-        """Return Google's error body."""
         return self._written(error_for(error))
 
     def engine_error(self, status: int, text: str) -> bytes:
-        """Return the engine's message in Google's error body."""
         return self._written(error_object(status, engine_message(text)))
 
     def _written(self, error: Json) -> bytes:

@@ -1,4 +1,4 @@
-"""Translation of `systemInstruction` and `contents` to chat messages: texts, media, function calls and their results.
+"""Translation of `systemInstruction` and `contents` to chat messages, with media, function calls and thought signatures.
 
 Adjacent contents of the model are one message: official SDKs keep each chunk of a stream as a content of its own.
 
@@ -7,7 +7,7 @@ belongs to the next call of its function that has none, as in Google's API.
 """
 
 import binascii
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from itertools import groupby
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import orjson
+
 from proxy.protocols.dialects.chat_format import chat_call, chat_content
-from proxy.protocols.dialects.gemini.signatures import NONE, read_signature
 from proxy.protocols.dialects.tool_arguments import SampledCalls, serialize
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import (
@@ -30,6 +31,53 @@ from proxy.protocols.dialects.validation import (
     snake_case,
 )
 from proxy.protocols.dialects.validation import objects as objects_of_list
+from proxy.trajectory.json_bytes import parse_text
+
+_MARK: Final = b"tokentape"  # nine bytes: twelve characters of base64
+_MARK_TEXT: Final = b64encode(_MARK).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The content of a thought signature: what a client returns with a part and cannot change. It is not encrypted.
+
+    It has the reasoning before a part, because clients without `includeThoughts` do not receive it and others do not send it
+    back, and the id of its function call, because clients may omit ids.
+    """
+
+    call_id: str | None = None
+    thoughts: str | None = None
+
+
+NONE: Final = Signature()
+
+
+def sign(*, call_id: str | None = None, thoughts: str | None = None) -> str:
+    """Return a signature."""
+    fields = {"id": call_id, "thoughts": thoughts}
+    return b64encode(
+        _MARK + orjson.dumps({name: value for name, value in fields.items() if value is not None})
+    ).decode()
+
+
+def read_signature(value: Any, path: str) -> Signature:
+    """Return the content of a signature; an empty one for those of others (Google's, or placeholders of clients).
+
+    Google's Python SDK encodes signatures again, with the alphabet for URLs.
+    """
+    text = a_text(value, path).rstrip("=")
+    if not text.startswith(_MARK_TEXT):
+        return NONE
+    try:
+        text = text.replace("-", "+").replace("_", "/")
+        fields = parse_text(b64decode(text + "=" * (-len(text) % 4), validate=True)[len(_MARK) :].decode())
+    except (binascii.Error, ValueError):
+        return NONE
+    if not isinstance(fields, dict):
+        return NONE
+    found = {name: value for name in ("id", "thoughts") if isinstance(value := fields.get(name), str) and value}
+    return Signature(found.get("id"), found.get("thoughts"))
+
 
 _ROLES: Final = {None: "user", "user": "user", "function": "user", "model": "model"}
 _KINDS: Final = (

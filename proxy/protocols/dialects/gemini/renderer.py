@@ -14,9 +14,9 @@ import orjson
 from proxy.errors import LimitReached, ProxyError
 from proxy.protocols.dialects.base import engine_message
 from proxy.protocols.dialects.chat_format import read_usage, reasoning_of
-from proxy.protocols.dialects.gemini.signatures import sign
+from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.tool_arguments import call_ids, parse_arguments
-from proxy.protocols.dialects.translation import CallIdentity, Json
+from proxy.protocols.dialects.translation import CallIdentity, Json, ResponseRenderer
 from proxy.protocols.sse import StreamFormat
 
 # By chat's finish reason. `abort`: the engine interrupted the call, for example because its weights change. `repetition` (vLLM)
@@ -69,7 +69,6 @@ class CandidateParts:
         return parts
 
     def _signature(self, call_id: str | None = None) -> Json:
-        """Return the field of a signature, if it has any content."""
         thoughts = None if self._is_signed else "".join(self._thoughts)
         self._is_signed = True
         if call_id is None and thoughts is None:
@@ -191,7 +190,7 @@ _ARRAY: Final = StreamFormat("application/json; charset=UTF-8", b"\n")
 _NO_RESPONSE: Final = "The engine's response ended before it began."
 
 
-class GeminiRenderer:
+class GeminiRenderer(ResponseRenderer):
     """Renders the response to one call."""
 
     def __init__(self, identity: CallIdentity, *, is_array: bool, shows_thoughts: bool) -> None:
@@ -203,7 +202,6 @@ class GeminiRenderer:
         self.stream_format = _ARRAY if self._is_array else _EVENTS
 
     def whole(self, response: Json) -> Json:
-        """Return an unstreamed response."""
         candidates = []
         for choice in _choices(response):
             message, parts = choice.get("message") or {}, self._parts(choice)
@@ -212,7 +210,6 @@ class GeminiRenderer:
         return self._response(candidates, response.get("usage"))
 
     def feed(self, chunk: Json) -> bytes:
-        """Return the chunk with the new parts, if there are any."""
         candidates = [
             _candidate(choice, parts)
             for choice in chunk.get("choices") or ()
@@ -221,7 +218,6 @@ class GeminiRenderer:
         return self._written(self._response(candidates, None)) if candidates else b""
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
-        """Return the last chunk, with the end of each candidate, or an error."""
         if error is not None:
             last = error_from(error)
         elif response is None:
@@ -246,7 +242,6 @@ class GeminiRenderer:
         return {"candidates": candidates, **counted, **names}
 
     def _written(self, response: Json) -> bytes:
-        """Return a chunk as an event or as an entry of the array."""
         begins, self._is_begun = not self._is_begun, True
         text = orjson.dumps(response)
         if self._is_array:

@@ -93,7 +93,6 @@ def one_of_names(value: Any, path: str, known: Mapping[str, T]) -> T:
 
 
 def _sampling(config: Json) -> Json:
-    """Return the sampling fields."""
     fields: Json = {field: optional(a_number, config, name, _CONFIG) for name, field in _NUMBERS.items()}
     fields |= {field: optional(an_integer, config, name, _CONFIG) for name, field in _INTEGERS.items()}
     fields["stop"] = optional(texts, config, "stopSequences", _CONFIG) or None
@@ -261,7 +260,6 @@ def json_schema(value: Any, path: str) -> Json:
 
 
 def _allow_null(schema: Json) -> None:
-    """Add null to the types, the values or the alternatives of a schema."""
     if isinstance(schema.get("type"), str):
         schema["type"] = [schema["type"], "null"]
     if "enum" in schema and None not in schema["enum"]:

@@ -18,7 +18,7 @@ from proxy.protocols.dialects.base import DialectName, engine_message
 from proxy.protocols.dialects.messages.messages import tool_call_ids
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer, error_object
 from proxy.protocols.dialects.messages.request import read
-from proxy.protocols.dialects.translation import CallIdentity, Json, References
+from proxy.protocols.dialects.translation import CallIdentity, Json, References, Translator
 
 __all__ = ["MESSAGES", "Messages"]
 
@@ -39,7 +39,7 @@ _TYPES: Final = {
 _DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 
 
-class Messages:
+class Messages(Translator):
     """`POST /v1/messages`."""
 
     name: DialectName = "messages"
@@ -50,7 +50,6 @@ class Messages:
         return References(calls=sorted(tool_call_ids(body)))
 
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> MessagesRenderer:
-        """Return the renderer of the response to this body."""
         return MessagesRenderer(identity, body.get("stop_sequences"))
 
     def error(self, error: ProxyError) -> bytes:
@@ -59,7 +58,6 @@ class Messages:
         return orjson.dumps(error_object(type_for(error.status), error.message, **details))
 
     def engine_error(self, status: int, text: str) -> bytes:
-        """Return the engine's message in Anthropic's error body."""
         return orjson.dumps(error_object(type_for(status), engine_message(text)))
 
     def models(self, entries: Sequence[Mapping[str, Any]]) -> Json:

@@ -100,7 +100,6 @@ def _document(block: Json, path: str) -> list[Json]:
 
 
 def _headings(block: Json, names: tuple[str, ...], path: str) -> Iterator[Json]:
-    """Yield the texts of the fields with these names."""
     for name in names:
         if (text := optional(a_text, block, name, path)) is not None:
             yield _text(text)

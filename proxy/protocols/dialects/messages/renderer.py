@@ -23,7 +23,7 @@ from proxy.protocols.dialects.chat_format import (
     reasoning_of,
 )
 from proxy.protocols.dialects.tool_arguments import PartialObject, call_ids, choose_call_id, parse_arguments
-from proxy.protocols.dialects.translation import CallIdentity, Json
+from proxy.protocols.dialects.translation import CallIdentity, Json, ResponseRenderer
 from proxy.protocols.sse import EVENT_STREAM
 
 _NO_RESPONSE = "the engine's response ended before it began"
@@ -42,7 +42,7 @@ class _Call:
     waiting: list[str] = field(default_factory=list)
 
 
-class MessagesRenderer:
+class MessagesRenderer(ResponseRenderer):
     """Renders the response to one call. `stops` are the client's own stop sequences."""
 
     stream_format = EVENT_STREAM
@@ -60,14 +60,12 @@ class MessagesRenderer:
         self._held = HeldPieces()
 
     def whole(self, response: Json) -> Json:
-        """Return an unstreamed response."""
         choice = first_choice(response)
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_reason_from(choice, self._stops)
         return message(self._identity, content, usage_from(response.get("usage")), reason, stop)
 
     def feed(self, chunk: Json) -> bytes:
-        """Return the events of a chunk."""
         events = [] if self._started else [self._start(chunk.get("usage"))]
         for choice in chunk.get("choices") or ():
             if choice.get("index", 0) == 0:
@@ -76,7 +74,6 @@ class MessagesRenderer:
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
-        """Return the events that end the stream."""
         if error is not None or response is None:
             message = _NO_RESPONSE if error is None else engine_message(error)
             return event("error", error=error_object("api_error", message)["error"])
@@ -107,13 +104,11 @@ class MessagesRenderer:
             yield text("")
 
     def _start(self, usage: Any) -> bytes:
-        """Return the first event of the stream and a ping."""
         self._started = True
         begun = message(self._identity, [], {**usage_from(usage), "output_tokens": 0}, None, None)
         return event("message_start", message=begun) + _PING
 
     def _pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
-        """Return the pieces of a delta: reasoning, text, calls."""
         pieces: list[Piece] = []
         if reasoning := reasoning_of(delta):
             pieces.append((TEXT, partial(self._add_text, reasoning, "thinking")))
@@ -124,7 +119,6 @@ class MessagesRenderer:
         return pieces
 
     def _add_text(self, content: str, kind: str) -> bytes:
-        """Return the events of a piece of text or of reasoning ("thinking")."""
         begun = b""
         if self._open != kind:
             begun = b"".join(self._begin(kind, text("") if kind == "text" else thinking("", "")))
@@ -136,7 +130,6 @@ class MessagesRenderer:
         return b"".join(self._call(piece))
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the events of a piece of a tool call."""
         index, function = piece.get("index", 0), piece.get("function") or {}
         call = self._calls.get(index)
         if call is None:
@@ -158,7 +151,6 @@ class MessagesRenderer:
         yield from self._feed_arguments(call)
 
     def _feed_arguments(self, call: _Call) -> Iterator[bytes]:
-        """Yield the event of the new part of a call's arguments."""
         partial = call.arguments.feed("".join(call.waiting))
         call.waiting.clear()
         if partial and call.block is not None:
@@ -166,14 +158,12 @@ class MessagesRenderer:
             yield event("content_block_delta", index=call.block, delta=delta)
 
     def _begin(self, kind: str, block: Json) -> Iterator[bytes]:
-        """Close the open block and open another."""
         yield from self._close()
         yield event("content_block_start", index=self._blocks, content_block=block)
         self._open = kind
         self._blocks += 1
 
     def _close(self) -> Iterator[bytes]:
-        """Close the open block."""
         if self._open == "thinking":
             delta = {"type": "signature_delta", "signature": self._signature}
             yield event("content_block_delta", index=self._blocks - 1, delta=delta)

@@ -53,7 +53,6 @@ def read(body: Mapping[str, Any], options: TranslationOptions, resolved: Resolve
 
 
 def _sampling(body: Mapping[str, Any]) -> Json:
-    """Return the sampling fields."""
     if body.get("n") not in (None, 1):
         raise refusal("n", "must be 1: Messages returns one response per call")
     fields: Json = {name: check(body[name], name) for name, check in _NUMBERS.items() if body.get(name) is not None}

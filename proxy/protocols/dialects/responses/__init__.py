@@ -25,24 +25,21 @@ _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not
 _MAX_MESSAGE: Final = 2000  # characters of a response in no known error format
 
 
-class Responses:
-    """`POST /v1/responses`. See `proxy.protocols.dialects.translation.Translator`."""
+class Responses(Translator):
+    """`POST /v1/responses`."""
 
     name: DialectName = "responses"
     read = staticmethod(read)
 
     def references(self, body: Mapping[str, Any]) -> References:
-        """Return the previous response, items by id, and tool calls."""
         previous, items = body.get("previous_response_id"), body.get("input")
         previous = previous if isinstance(previous, str) else None
         return References(previous, item_ids_from(items), call_ids_from(items))
 
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponsesRenderer:
-        """Return the renderer of the response."""
         return ResponsesRenderer(body, identity)
 
     def error(self, error: ProxyError) -> bytes:
-        """Return OpenAI's error body."""
         return openai_error(error)
 
     def engine_error(self, status: int, text: str) -> bytes:
@@ -65,7 +62,6 @@ class Responses:
 
 
 def _error_fields(text: str) -> dict[str, Any]:
-    """Return the fields of an engine's error; an empty dict if the format is unknown."""
     try:
         body, _ = read_json(text.encode("utf-8", "replace"))
     except NotJson:
@@ -76,4 +72,4 @@ def _error_fields(text: str) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-RESPONSES: Final[Translator] = Responses()
+RESPONSES: Final = Responses()

@@ -51,7 +51,6 @@ def resolve_references(
 
 
 def _without(instructions: object, messages: Sequence[Json]) -> Sequence[Json]:
-    """Return the messages without the instructions at their beginning."""
     first = messages[0].get("content") if messages else None
     if not isinstance(instructions, str) or not isinstance(first, str) or not first.startswith(instructions):
         return messages
@@ -86,7 +85,6 @@ def input_items(turn: Turn) -> list[Json]:
 
 
 def _parts(item: Json) -> Json:
-    """Return the content of a message as parts if it is a string, else nothing."""
     content = item.get("content")
     if not isinstance(content, str):
         return {}

@@ -79,7 +79,6 @@ def item_ids_from(value: object) -> list[str]:
 
 
 def _is_empty(item: Json) -> bool:
-    """Return whether this is reasoning with an id only."""
     return item.get("type") == "reasoning" and not item.get("content") and not item.get("encrypted_content")
 
 
@@ -293,7 +292,6 @@ def read_assistant_content(value: object, path: str) -> tuple[str | None, str | 
 
 
 def _part(part: Json, path: str) -> Json:
-    """Return one part in chat's format."""
     kind = required(a_text, part, "type", path)
     if kind in _TEXTS:
         return {"type": "text", "text": required(a_text, part, "text", path)}
@@ -375,7 +373,6 @@ def reasoning_from(item: Json, path: str) -> str | None:
 
 
 def _texts(item: Json, name: str, kinds: set[str], path: str) -> list[str]:
-    """Return the texts of a list of parts."""
     texts = []
     for part, part_path in optional(objects, item, name, path) or ():
         kind = required(a_text, part, "type", part_path)

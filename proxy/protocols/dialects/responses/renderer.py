@@ -19,7 +19,7 @@ from proxy.protocols.dialects.responses import item_ids as names
 from proxy.protocols.dialects.responses.input_items import seal
 from proxy.protocols.dialects.responses.request import ENCRYPTED, LOGPROBS, included
 from proxy.protocols.dialects.responses.tools import FreeformReader, Tool, read_tools
-from proxy.protocols.dialects.translation import CallIdentity, Json
+from proxy.protocols.dialects.translation import CallIdentity, Json, ResponseRenderer
 from proxy.protocols.sse import EVENT_STREAM
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -276,8 +276,8 @@ class CallItem:
 _ENDED_EARLY = "The engine's response ended early."
 
 
-class ResponsesRenderer:
-    """Renders one response. See `proxy.protocols.dialects.translation.ResponseRenderer`."""
+class ResponsesRenderer(ResponseRenderer):
+    """Renders one response."""
 
     stream_format = EVENT_STREAM
 
@@ -303,7 +303,6 @@ class ResponsesRenderer:
         self._final: Json = {}
 
     def feed(self, chunk: Json) -> bytes:
-        """Return the events of this chunk."""
         events = [self._begin()]
         for choice in chunk.get("choices") or ():
             if choice.get("index"):  # a sampling rule of the rollout may set `n`; only the first choice is rendered
@@ -314,7 +313,6 @@ class ResponsesRenderer:
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
-        """Return the events that end the stream."""
         events = [self._begin()]
         choices = (response or {}).get("choices")
         self._last_call = max([*self._calls, *self._held.calls, *self._unnamed], default=TEXT)
@@ -340,7 +338,6 @@ class ResponsesRenderer:
         return self._final
 
     def _begin(self) -> bytes:
-        """Return the first two events, once."""
         if self._begun:
             return b""
         self._begun = True
@@ -349,7 +346,6 @@ class ResponsesRenderer:
         return b"".join(self._events.write(kind, response=response) for kind in kinds)
 
     def _pieces(self, delta: Json) -> Iterator[Piece]:
-        """Yield the pieces of a delta."""
         if isinstance(reasoning := reasoning_of(delta), str):
             yield TEXT, partial(self._add_reasoning, reasoning)
         if isinstance(content := delta.get("content"), str) and content:
@@ -365,7 +361,6 @@ class ResponsesRenderer:
         return events + item.append("reasoning_text", piece)
 
     def _add_content(self, kind: Literal["output_text", "refusal"], piece: str) -> bytes:
-        """Return the events of a piece of the message's text, with logprobs, or of its refusal."""
         item, events = self._open_message()
         if kind == "refusal":
             return events + item.append(kind, piece)
@@ -392,7 +387,6 @@ class ResponsesRenderer:
         return item.begin()
 
     def _add_call(self, call: Json) -> bytes:
-        """Return the events of a piece of a call, which begins as soon as its name is known."""
         index = call["index"]
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
@@ -442,7 +436,6 @@ class ResponsesRenderer:
         return "completed" if self._status == "completed" or item is not unfinished else "incomplete"
 
     def _last(self, reason: Json, response: Json | None) -> bytes:
-        """Return the terminal event, which contains the response."""
         self._final = make_response(
             self._body,
             self._identity,

@@ -116,7 +116,6 @@ def _is_system_text(message: Json) -> bool:
 
 
 def _texts(content: str | list[Json]) -> list[str] | None:
-    """Return the texts of a message; None if it has other parts."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [part["text"] for part in parts] if all(part["type"] == "text" for part in parts) else None
 

@@ -182,7 +182,6 @@ def hosted(kind: str, param: str) -> BadRequest:
 
 
 def _offered(body: Mapping[str, Any]) -> Iterator[tuple[Json, str | None, str]]:
-    """Yield each tool of a body with its namespace and its path."""
     yield from _entries(optional(objects, body, "tools") or ())
     items = body.get("input")
     for number, item in enumerate(items if isinstance(items, list) else ()):
@@ -192,7 +191,6 @@ def _offered(body: Mapping[str, Any]) -> Iterator[tuple[Json, str | None, str]]:
 
 
 def _entries(entries: Iterable[tuple[Json, str]]) -> Iterator[tuple[Json, str | None, str]]:
-    """Yield each tool with its namespace and its path."""
     for entry, path in entries:
         if entry.get("type") != "namespace":
             yield entry, None, path

@@ -3,8 +3,14 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.contents import call_ids_from, kind_of, objects, read_contents, system_message
-from proxy.protocols.dialects.gemini.signatures import sign
+from proxy.protocols.dialects.gemini.contents import (
+    call_ids_from,
+    kind_of,
+    objects,
+    read_contents,
+    sign,
+    system_message,
+)
 
 USER = {"role": "user", "parts": [{"text": "Hi"}]}
 CALL = {"functionCall": {"id": "c1", "name": "f", "args": {"a": 1}}}

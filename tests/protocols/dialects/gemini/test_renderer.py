@@ -10,7 +10,7 @@ from tests.support.anthropic_events import atoms, chunks_of, folded, messages, r
 from tests.support.gemini_responses import chunks_in, events_of, joined, sent_back, strictly
 
 from proxy.protocols.dialects.gemini import GEMINI
-from proxy.protocols.dialects.gemini.signatures import sign
+from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.tool_arguments import call_ids
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 

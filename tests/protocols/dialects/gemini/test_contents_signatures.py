@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.signatures import NONE, Signature, read_signature, sign
+from proxy.protocols.dialects.gemini.contents import NONE, Signature, read_signature, sign
 
 TEXTS = st.none() | st.text(min_size=1, max_size=20)
 
