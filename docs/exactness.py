@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from proxy.cli.certify.certificate import FAULTS, MEANINGS
-from proxy.protocols.engines import ENGINES, Engine
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import Engine
 from proxy.trajectory.fidelity import PROBLEMS
 
 CERTIFIED = Path(__file__).parent / "certified"

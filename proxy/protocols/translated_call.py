@@ -10,7 +10,6 @@ from typing import Any, Final, Self
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import METHODS, TRANSLATORS
 from proxy.protocols.dialects.base import is_on
-from proxy.protocols.dialects.gemini.paths import GENERATE, is_of_google
 from proxy.protocols.dialects.translation import (
     NO_REFERENCES,
     CallIdentity,
@@ -152,15 +151,16 @@ def engine_options(
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """Return the error dialect of a path that samples nothing; None: OpenAI's."""
-    if "anthropic-version" in headers or endpoint.startswith("/v1/messages/"):
-        return TRANSLATORS["/v1/messages"]
-    return METHODS[GENERATE] if is_of_google(headers) else None
+    return next((translator for translator in _translators() if translator.is_spoken(endpoint, headers)), None)
 
 
 def translator_of(step: Step) -> Translator | None:
     """Return the translator of a step's dialect; None for a dialect that engines support."""
-    translators = (*TRANSLATORS.values(), *METHODS.values())
-    return next((translator for translator in translators if translator.name == step.dialect), None)
+    return next((translator for translator in _translators() if translator.name == step.dialect), None)
+
+
+def _translators() -> tuple[Translator, ...]:
+    return (*TRANSLATORS.values(), *METHODS.values())
 
 
 def renderer_for(step: Step) -> ResponseRenderer:

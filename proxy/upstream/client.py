@@ -13,7 +13,8 @@ import orjson
 
 from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
-from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, Traits, identify_engine, model_names
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine, model_names
+from proxy.protocols.engines.base import ProbeResponse, Traits
 from proxy.protocols.json_weight import most_weight
 from proxy.protocols.number_lists import KnownPrompt, cut_tokens, repeated_tokens
 from proxy.telemetry.logs import LOG

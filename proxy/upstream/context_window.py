@@ -14,7 +14,7 @@ import orjson
 from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
-from proxy.protocols.engines import CallOptions
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, read_ids, token_count_request, tokenize_request
 from proxy.protocols.plan import Plan, edit, with_image_tokens
 from proxy.protocols.sampling import bound_of, served_as
@@ -143,7 +143,7 @@ async def with_engine_traits(
     """Return the call with what this engine does with its system and developer messages."""
     if call.has_developers != has_developers(endpoint):
         call = replace(call, has_developers=not call.has_developers)
-    if not endpoint.engine.counts_messages or call.translation.name != "messages" or not _has_inline(call.body):
+    if not endpoint.engine.counts_messages or not call.translation.has_system_turns or not _has_inline(call.body):
         return call
     model = str(call.body.get("model") or "")
     served, joint = served_as(model, models) or model, call.options_for(endpoint.kind).system_joint

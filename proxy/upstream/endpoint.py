@@ -25,7 +25,8 @@ from proxy.errors import (
     EngineUnreachable,
     NotFound,
 )
-from proxy.protocols.engines import ENGINES, Engine, Traits
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import Engine, Traits
 from proxy.protocols.plan import PreparedPlans
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.http_client import NOT_SENT

@@ -9,9 +9,19 @@ from tests.support.fakes import proxying
 
 from proxy.api import compat
 from proxy.protocols.dialects import TRANSLATORS
-from proxy.protocols.dialects.translation import NO_REFERENCES, References
-from proxy.protocols.engines import ENGINES, Injection, Sampled, StreamShape, StripRules, Tokens, Traits
-from proxy.protocols.engines.base import Engine, index_of, without
+from proxy.protocols.dialects.translation import NO_REFERENCES, References, ResponseRenderer, Translator
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import (
+    Engine,
+    Injection,
+    Sampled,
+    StreamShape,
+    StripRules,
+    Tokens,
+    Traits,
+    index_of,
+    without,
+)
 from proxy.protocols.sse import EVENT_STREAM
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -77,7 +87,7 @@ async def test_a_new_engine_is_one_class_and_one_line(store, engine, monkeypatch
 PATH = "/v1/ask"
 
 
-class AskRenderer:
+class AskRenderer(ResponseRenderer):
     """Renders a response as one text."""
 
     stream_format = EVENT_STREAM
@@ -92,7 +102,7 @@ class AskRenderer:
         return {"reply": response["choices"][0]["message"]["content"]}
 
 
-class Ask:
+class Ask(Translator):
     """A dialect with a question and a reply. A new name would be a second line, in `trajectory.step.Dialect`."""
 
     name = "responses"

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, Traits, identify_engine
-from proxy.protocols.engines.base import CallOptions
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine
+from proxy.protocols.engines.base import CallOptions, ProbeResponse, Traits
 from proxy.protocols.plan import prepare
 from proxy.trajectory.step import EngineFacts
 

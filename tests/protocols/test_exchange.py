@@ -12,8 +12,8 @@ from tests.support.each_cassette import of_each
 from tests.support.recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, StripRules
-from proxy.protocols.engines.base import CallOptions, Traits
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, StripRules, Traits
 from proxy.protocols.exchange import Exchange, response_stream_for
 from proxy.protocols.response import ClientView, StreamResponse
 from proxy.protocols.whole_response import RawResponse, WholeResponse

@@ -11,7 +11,8 @@ from tests.support.recorded import cut, dialect_cassettes, http_cassettes, plan_
 
 from proxy.protocols import response, whole_response
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, StripRules
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import StripRules
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.number_lists import KnownPrompt, prompt_of, read_lists

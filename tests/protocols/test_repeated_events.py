@@ -11,7 +11,8 @@ from tests.support.recorded import cut, dialect_cassettes, http_cassettes, plan_
 
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, StripRules
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import StripRules
 from proxy.protocols.repeated_events import RepeatedEvents
 from proxy.protocols.response import ClientView, StreamResponse
 

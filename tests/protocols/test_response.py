@@ -1,7 +1,8 @@
 """The response stream of an engine: the moment at which the end begins. Recorded ones: test_exchange.py."""
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, StripRules
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import StripRules
 from proxy.protocols.response import ClientView, StreamResponse
 
 

@@ -4,7 +4,8 @@ import orjson
 import pytest
 from tests.support.recorded import load
 
-from proxy.protocols.engines import ENGINES, Sampled, Tokens
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import Sampled, Tokens
 from proxy.protocols.token_annotations import TokenAnnotations
 
 NAMED = orjson.loads(load("chat_ids_lp_asids").response)  # top_logprobs: 1, by ids

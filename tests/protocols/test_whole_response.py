@@ -7,8 +7,8 @@ from tests.support.recorded import dialect_cassettes, http_cassettes, load, load
 
 from proxy.protocols import whole_response as replay
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, StripRules
-from proxy.protocols.engines.base import CallOptions
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, StripRules
 from proxy.protocols.response import ClientView
 
 CASSETTES = [*dialect_cassettes(), *dialect_cassettes("sglang"), *http_cassettes("llamacpp")]

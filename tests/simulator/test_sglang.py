@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.support.json_bodies import BODIES, JSON
 from tests.support.recorded import load
 
-from proxy.protocols.engines import PROBE_PATHS, ProbeResponse, identify_engine
-from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines import PROBE_PATHS, identify_engine
+from proxy.protocols.engines.base import ProbeResponse, Traits
 from proxy.simulator.options import Options
 
 SGLANG = Options(shape="sglang", max_model_len=4000)

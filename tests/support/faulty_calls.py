@@ -15,8 +15,7 @@ from tests.support.engine_faults import FAULTS, Fault
 from tests.support.faulty_engine import Drawn, EngineRequest, Truth, Written, write_response
 from tests.support.recorded import cut, plan_of
 
-from proxy.protocols.engines import Traits
-from proxy.protocols.engines.base import CallOptions
+from proxy.protocols.engines.base import CallOptions, Traits
 from proxy.protocols.plan import Plan
 
 Json = dict[str, Any]

@@ -27,8 +27,8 @@ from proxy.protocols.dialects.responses.item_ids import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
 from proxy.protocols.dialects.tool_arguments import PartialObject
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
-from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, identify_engine
-from proxy.protocols.engines.base import CallOptions
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine
+from proxy.protocols.engines.base import CallOptions, ProbeResponse
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.long_texts import fresh_bytes, read_long
 from proxy.protocols.number_lists import KnownPrompt, cut_tokens, prompt_of, read_lists, repeated_tokens
@@ -607,6 +607,8 @@ def errors_of_engines(fragment: str, size: int) -> Work:
         for name in ("vllm", "sglang", "llamacpp", "plain"):
             ENGINES[name].prompt_ids_fields("chat", [1] * size)
             ENGINES[name].must_send_usage("chat", {body: body})
+            ENGINES[name].can_replay("chat", {body: body})
+            ENGINES[name].must_replay("chat", {body: body}, CallOptions())
 
     return work
 
@@ -665,7 +667,10 @@ def paths_and_names(fragment: str, size: int) -> Work:
             alt_from({"alt": long})
         bound_fields(Target(long, STREAM), "sse")
         error_dialect_for(f"/v1/messages/{long}", headers)
-        identify_engine(bodies)
+        error_dialect_for(f"/v1/models/{long}", headers)
+        for engine in ENGINES.values():
+            engine.for_traits(identify_engine(bodies)).traits_requests(identify_engine(bodies))
+            engine.accepts_developers(long)
         engine_model({"model": long}, names, Sampling().over(Sampling(override={"a": 1})))
         rollout_of(f"resp_{_step_id(1)}.{long}")
         for dialect in (GEMINI, MESSAGES):

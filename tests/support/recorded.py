@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, CallOptions, Traits
-from proxy.protocols.engines.base import has_running_usage
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, Traits, has_running_usage
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import Plan, PreparedPlan, prepare
 from proxy.trajectory.step import EngineFacts, Step, Timing

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from proxy.config.engines import EndpointSettings, EnginesSettings
-from proxy.protocols.engines import Traits
+from proxy.protocols.engines.base import Traits
 from proxy.upstream.endpoint import make_endpoint
 
 

@@ -14,7 +14,7 @@ from proxy.api.context import Context
 from proxy.errors import EngineError, ProxyError
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.base import is_on
-from proxy.protocols.engines import CallOptions
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.long_texts import LongText
 from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session

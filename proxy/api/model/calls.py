@@ -27,7 +27,7 @@ from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
-from proxy.protocols.engines import CallOptions
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.long_texts import LONG_TEXT, LongText, fresh_bytes, read_long
 from proxy.protocols.plan import edit
 from proxy.protocols.sampling import engine_model

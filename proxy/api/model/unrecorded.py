@@ -17,9 +17,8 @@ from proxy.api.model.call import ModelRequest
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.gemini.paths import is_gemini
-from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.sampling import engine_model
-from proxy.protocols.translated_call import CHAT, read_translated_call
+from proxy.protocols.translated_call import CHAT, error_dialect_for, read_translated_call
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
@@ -57,15 +56,15 @@ async def _stream_response(request: web.Request, answer: HttpResponse) -> web.St
 
 
 async def show_models(call: ModelRequest) -> web.StreamResponse:
-    """`GET /v1/models`: the engine's models and their configured aliases, in Anthropic's format for its clients."""
+    """`GET /v1/models`: the engine's models and their configured aliases, in the format of the client's dialect."""
     request, context, path = call.request, call.context, call.endpoint.rstrip("/")  # vLLM redirects a path with a slash
     aliases = [alias for alias in context.settings.models if not alias.endswith("*")]
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):
         raise NotFound(f"Model {name!r} not found.")
-    is_anthropic = "anthropic-version" in request.headers
+    dialect = error_dialect_for(path, request.headers)
     is_unchanged = not aliases or (name and name not in aliases)
-    if not is_anthropic and is_unchanged and not context.upstream.routes_by_model:
+    if dialect is None and is_unchanged and not context.upstream.routes_by_model:
         return await forward(request, context, path, b"")
     endpoints = least_loaded(context.upstream.endpoints, path)
     headers = list(request.headers.items())
@@ -77,8 +76,8 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     listed = await models_and_aliases(context, headers, models)
     if name:
         found = find_model(listed, unquote(name), context.settings.models)
-        return web.Response(headers=shown, body=orjson.dumps(MESSAGES.model(found) if is_anthropic else found))
-    body = MESSAGES.models(listed) if is_anthropic else {**models, "data": listed}
+        return web.Response(headers=shown, body=orjson.dumps(found if dialect is None else dialect.model(found)))
+    body = {**models, "data": listed} if dialect is None else dialect.models(listed)
     return web.Response(headers=shown, body=orjson.dumps(body))
 
 

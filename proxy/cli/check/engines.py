@@ -18,7 +18,7 @@ from proxy.config.engines import EndpointSettings
 from proxy.config.settings import Settings
 from proxy.errors import EngineError, ProxyError, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import CallOptions, Tokens
+from proxy.protocols.engines.base import CallOptions, Tokens
 from proxy.rollouts.scoring.rescoring import POLICY
 from proxy.server.app import scoring_engines
 from proxy.telemetry.metrics import Metrics

@@ -1,6 +1,6 @@
 """The supported client protocols, one module or package each: what a client requests, and the format of its errors."""
 
-from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
+from proxy.protocols.dialects.base import Dialect
 from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
 from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM, STREAM_ARRAY
 from proxy.protocols.dialects.generate import Generate, SglangGenerate
@@ -9,7 +9,7 @@ from proxy.protocols.dialects.openai import Chat, Completions
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.translation import Translator
 
-__all__ = ["DIALECTS", "METHODS", "TRANSLATORS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
+__all__ = ["DIALECTS", "METHODS", "TRANSLATORS", "Dialect"]
 
 # By route. Adding a dialect takes one file and one line here.
 DIALECTS: dict[str, Dialect] = {

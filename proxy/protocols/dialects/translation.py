@@ -102,7 +102,9 @@ class ResponseRenderer(Protocol):
 
 
 class Translator(ErrorDialect, Protocol):
-    """A dialect that is translated to chat."""
+    """A dialect that is translated to chat. `has_system_turns`: its conversations may have system messages between turns."""
+
+    has_system_turns: bool = False
 
     def read(
         self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = NO_REFERENCES
@@ -124,3 +126,15 @@ class Translator(ErrorDialect, Protocol):
     def engine_error(self, status: int, text: str) -> bytes:
         """Return the error body for an engine's error: the engine's message in the dialect's format."""
         ...
+
+    def is_spoken(self, endpoint: str, headers: Mapping[str, str]) -> bool:
+        """Return whether a request that samples nothing is of this dialect, and not of OpenAI's."""
+        return False
+
+    def models(self, entries: Sequence[Json]) -> Json:
+        """Return OpenAI's entries of models in the dialect's format, all on one page."""
+        return {"object": "list", "data": entries}
+
+    def model(self, entry: Json) -> Json:
+        """Return OpenAI's entry of a model in the dialect's format."""
+        return entry

@@ -6,42 +6,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocols.engines.base import (
-    CallOptions,
-    Engine,
-    FollowUpRequest,
-    Injection,
-    LogprobsLevel,
-    Probed,
-    ProbeResponse,
-    Sampled,
-    StreamShape,
-    StripRules,
-    Tokens,
-    Traits,
-)
+from proxy.protocols.engines.base import Engine, Probed, ProbeResponse, Traits
 from proxy.protocols.engines.llamacpp import Llamacpp
 from proxy.protocols.engines.sglang import Sglang
 from proxy.protocols.engines.text_only import TextOnly
 from proxy.protocols.engines.vllm import Vllm
-
-__all__ = [
-    "ENGINES",
-    "PROBE_PATHS",
-    "CallOptions",
-    "Engine",
-    "FollowUpRequest",
-    "Injection",
-    "LogprobsLevel",
-    "ProbeResponse",
-    "Sampled",
-    "StreamShape",
-    "StripRules",
-    "Tokens",
-    "Traits",
-    "identify_engine",
-    "model_names",
-]
 
 # By kind, as configured. Adding an engine takes one file and one line here.
 ENGINES: dict[str, Engine] = {

@@ -4,7 +4,8 @@ import orjson
 import pytest
 from tests.support.recorded import load, load_http
 
-from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, Traits, identify_engine
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine
+from proxy.protocols.engines.base import ProbeResponse, Traits
 from proxy.protocols.engines.sglang import read_vocabulary_size
 from proxy.protocols.engines.vllm import has_prompt_field
 

@@ -4,8 +4,8 @@ import orjson
 import pytest
 from tests.support.recorded import Cassette, http_cassettes, load_http, plan_of, play
 
-from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.base import CallOptions
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, Traits
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 INJECTED = ("verbose", "return_tokens", "logprobs", "top_logprobs")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.protocols.engines import ENGINES, CallOptions, Traits
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, Traits
 from proxy.protocols.engines.quirks import QUIRK_CODES, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 

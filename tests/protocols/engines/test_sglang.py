@@ -11,8 +11,8 @@ from tests.support.recorded import dialect_cassettes, load, names, plan_of, play
 
 from proxy.errors import InvalidValue
 from proxy.export import FORMATS
-from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.base import CallOptions, FollowUpRequest, StripRules
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, FollowUpRequest, StripRules, Traits
 from proxy.protocols.exchange import Exchange
 from proxy.trajectory.arrays import unpack_mask
 from proxy.trajectory.sequence import Options

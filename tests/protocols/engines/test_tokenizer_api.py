@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.protocols.engines import ENGINES, FollowUpRequest
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import FollowUpRequest
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
 
 CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_template_kwargs": {"a": 1}, "stream": True}

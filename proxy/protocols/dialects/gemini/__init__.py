@@ -16,6 +16,7 @@ import orjson
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName, engine_message
 from proxy.protocols.dialects.gemini.contents import call_ids_from
+from proxy.protocols.dialects.gemini.paths import is_of_google
 from proxy.protocols.dialects.gemini.renderer import GeminiRenderer, error_for, error_object
 from proxy.protocols.dialects.gemini.request import read, shows_thoughts
 from proxy.protocols.dialects.translation import CallIdentity, Json, References, Translator
@@ -48,11 +49,13 @@ class Gemini(Translator):
     def _written(self, error: Json) -> bytes:
         return orjson.dumps([error] if self._is_array else error)
 
-    def models(self, entries: Sequence[Mapping[str, Any]]) -> Json:
-        """Return OpenAI's entries of models in Google's format, all on one page (`GET /v1beta/models`)."""
+    def is_spoken(self, endpoint: str, headers: Mapping[str, str]) -> bool:
+        return is_of_google(headers)
+
+    def models(self, entries: Sequence[Json]) -> Json:
         return {"models": [self.model(entry) for entry in entries]}
 
-    def model(self, entry: Mapping[str, Any]) -> Json:
+    def model(self, entry: Json) -> Json:
         """Return one model; its limits are those of its context window, if it is known."""
         name, longest = str(entry.get("id")), entry.get("max_model_len")
         limits = {"inputTokenLimit": longest, "outputTokenLimit": longest} if type(longest) is int else {}

@@ -116,12 +116,7 @@ def _response_format(config: Json) -> Json:
     if at(config, "responseFormat")[0] is not None:
         raise refusal(f"{_CONFIG}.responseFormat", "is not supported; use responseMimeType and responseJsonSchema")
     kind = optional(a_text, config, "responseMimeType", _CONFIG) or "text/plain"
-    schema = optional(json_schema, config, "responseSchema", _CONFIG)
-    plain, path = at(config, "responseJsonSchema", _CONFIG)
-    if plain is not None:
-        if schema is not None:
-            raise refusal(path, "must not be present together with responseSchema")
-        schema = an_object(plain, path)
+    schema = _either_schema(config, "responseSchema", "responseJsonSchema", _CONFIG)
     if kind == "text/plain" and schema is None:
         return {}
     if kind != "application/json":
@@ -186,12 +181,7 @@ def _function(declaration: Json, path: str) -> Json:
     description = optional(a_text, declaration, "description", path)
     if description is not None:
         function["description"] = description
-    parameters = optional(json_schema, declaration, "parameters", path)
-    plain, plain_path = at(declaration, "parametersJsonSchema", path)
-    if plain is not None:
-        if parameters is not None:
-            raise refusal(plain_path, "must not be present together with parameters")
-        parameters = an_object(plain, plain_path)
+    parameters = _either_schema(declaration, "parameters", "parametersJsonSchema", path)
     function["parameters"] = parameters or {"type": "object", "properties": {}}
     return function
 
@@ -257,6 +247,14 @@ def json_schema(value: Any, path: str) -> Json:
         first = {name: properties[name] for name in order if name in properties}
         schema["properties"] = {**first, **properties}
     return schema
+
+
+def _either_schema(value: Json, google: str, plain: str, path: str) -> Json | None:
+    """Return the schema of an object with a field for each of its two formats; None if both are absent."""
+    schema, given = optional(json_schema, value, google, path), optional(an_object, value, plain, path)
+    if schema is not None and given is not None:
+        raise refusal(f"{path}.{plain}", f"must not be present together with {google}")
+    return schema if given is None else given
 
 
 def _allow_null(schema: Json) -> None:

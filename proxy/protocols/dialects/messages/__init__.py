@@ -43,6 +43,7 @@ class Messages(Translator):
     """`POST /v1/messages`."""
 
     name: DialectName = "messages"
+    has_system_turns = True
     read = staticmethod(read)
 
     def references(self, body: Mapping[str, Any]) -> References:
@@ -60,13 +61,15 @@ class Messages(Translator):
     def engine_error(self, status: int, text: str) -> bytes:
         return orjson.dumps(error_object(type_for(status), engine_message(text)))
 
-    def models(self, entries: Sequence[Mapping[str, Any]]) -> Json:
-        """Return OpenAI's entries of models in Anthropic's format, all on one page (`GET /v1/models`)."""
+    def is_spoken(self, endpoint: str, headers: Mapping[str, str]) -> bool:
+        return "anthropic-version" in headers or endpoint.startswith("/v1/messages/")
+
+    def models(self, entries: Sequence[Json]) -> Json:
         data = [self.model(entry) for entry in entries]
         ids = [entry["id"] for entry in data] or [None]
         return {"data": data, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
-    def model(self, entry: Mapping[str, Any]) -> Json:
+    def model(self, entry: Json) -> Json:
         """Return one model. Unknown values are null; an unknown creation time is the epoch."""
         name, created, longest = str(entry.get("id")), entry.get("created"), entry.get("max_model_len")
         moment = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 37 else 0, UTC)
