@@ -26,10 +26,7 @@ NOT_FED = {
         "token_annotations.TokenAnnotations.fields", "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
         "sequence_view.SequenceView.placed", "areal.ArealFormat.placed",
     ),
-    "it looks at the version of an engine, or at single fields of a body": (
-        "vllm.Vllm.traits_requests", "vllm.Vllm.for_traits", "vllm.Vllm.accepts_developers", "vllm.Vllm.template_fields",
-        "sglang.Sglang.traits_requests", "sglang.Sglang.must_replay", "llamacpp.Llamacpp.can_replay",
-    ),
+    "it looks at single fields of a body": ("vllm.Vllm.template_fields",),
     "it returns what it is given, or nothing": (
         "translated_call.CallAdapter.native", "translated_call.CallAdapter.with_steps",
         "translated_call.CallAdapter.reshape", "translated_call.CallAdapter.answer", "turn_view.TurnView.bare",
