@@ -188,7 +188,6 @@ class Conversations:
         agent: str | None,
         chain: Sequence[bytes],
     ) -> list[Turn]:
-        """Return the turns that are nearest to what the caller sent."""
         for rank in (
             fits,
             lambda turn: ranks[id(turn)],
@@ -297,7 +296,6 @@ class Turns:
     _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
 
     def __len__(self) -> int:
-        """Return the number of turns."""
         return len(self.named)
 
     def add(self, step: Step, index: int | None = None) -> None:
@@ -404,7 +402,6 @@ class Turns:
             turn = turn.parent
 
     def _hold(self, prompt: Ids) -> None:
-        """Count one more turn that has this array as its prompt."""
         users = self._users.get(id(prompt), 0)
         self._users[id(prompt)] = users + 1
         if not users:

@@ -145,6 +145,5 @@ def _values(choice: Choice) -> list[tuple[str, str, Any]]:
 
 
 def _holder(given: Any, within: str) -> dict[str, Any] | None:
-    """Return the object of a response's choice that may have the field; None if there is none."""
     holder = given.get(within) if within and isinstance(given, dict) else given
     return holder if isinstance(holder, dict) else None

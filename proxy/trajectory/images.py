@@ -262,7 +262,6 @@ def _copy(copies: dict[int, tuple[_Link, Any]], link: _Link) -> Any:
 
 
 def _path(link: _Link) -> list[Any]:
-    """Return the keys and indexes from the root to a link."""
     path = []
     while link[0] is not None:
         path.append(link[1])

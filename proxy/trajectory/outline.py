@@ -106,7 +106,6 @@ def _compared(node: Node, nearest: Node, same: int) -> Fork:
 
 
 def _conversation(node: Node) -> list[Any]:
-    """Return the messages of a node, and its reply."""
     reply = replies_of(node.step).get(node.choice.index)
     return [*messages_of(node.step), *([] if reply is None else [reply])]
 
@@ -234,7 +233,6 @@ def _continuation(step: Step, reasons: Mapping[Any, str]) -> dict[str, Any] | No
 
 
 def _opening(answer: Mapping[str, Any]) -> str | None:
-    """Return the beginning of a choice's reply; None if it has no text."""
     message = answer.get("message")
     text = message.get("content") if isinstance(message, dict) else answer.get("text")
     return text[:_OPENING] if isinstance(text, str) else None

@@ -75,7 +75,6 @@ def _completions(step: Step, tokenizer: Tokenizer) -> tuple[Ids, tuple[Choice, .
 
 
 def _answers(step: Step) -> list[tuple[Choice, Mapping[str, Any]]]:
-    """Return each choice with its part of the response."""
     answers = answers_of(step)
     return [(choice, answers[choice.index]) for choice in step.choices]
 

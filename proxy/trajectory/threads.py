@@ -403,7 +403,6 @@ def _found(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Threads:
 
 
 def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_Group]:
-    """Yield the groups of steps, by age."""
     reader = Openings()
     openings = [reader.read(step) for step in ordered]
     families = Families(openings, reader.digests)
@@ -444,7 +443,6 @@ def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_
 
 
 def _classify(groups: Sequence[_Group]) -> None:
-    """Set the kind of each group."""
     summaries = {group.start.source for group in groups if group.start is not None and not group.start.tool}
     for group in groups:
         if group.agent == MAIN:
@@ -504,7 +502,6 @@ def _name(group: _Group) -> str:
 
 
 def _thread(name: str, groups: Sequence[_Group], names: Mapping[int, str]) -> Thread:
-    """Return the thread of these groups, which are of one name."""
     group = groups[0]
     start = group.start
     parent = group.parent

@@ -171,7 +171,6 @@ def arrived(step: Step) -> bool:
 
 
 def _attempt(step: Step) -> int:
-    """Return the attempt number; 0 is the first."""
     return int(step.extra.get("attempt", 0))
 
 
