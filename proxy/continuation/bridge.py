@@ -28,7 +28,7 @@ from proxy.continuation.types import (
     rendering_of,
 )
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.conversations import bare, calls_of, calls_tools, text_of, thoughts_of
+from proxy.trajectory.conversations import THOUGHTS, bare, calls_of, calls_tools, text_of, thoughts_of
 from proxy.trajectory.step import Ids
 
 _EMPTY_THOUGHTS: Final = re.compile(r"<think>\s*</think>")
@@ -112,7 +112,7 @@ def stand_in(reply: Message, word: str) -> Message:
     text = text_of(reply)
     if text:
         message["content"] = f"<think>\n1{word}\n</think>\n\n{word}" if _OPENS in text and _CLOSES in text else word
-    for name in ("reasoning", "reasoning_content"):
+    for name in THOUGHTS:
         if message.get(name):
             message[name] = f"2{word}"
     calls = message.get("tool_calls")
@@ -132,7 +132,7 @@ def repeats_a_part(text: str) -> bool:
 def other_forms(reply: Message) -> list[Message]:
     """Return a reply with its calls alone, if it has more, and with a text alone, unless it is one."""
     text = {"role": reply["role"], "content": WORD}
-    parts = [name for name in ("content", "reasoning", "reasoning_content") if reply.get(name)]
+    parts = [name for name in ("content", *THOUGHTS) if reply.get(name)]
     if not calls_tools(reply):
         return [text] if parts != ["content"] else []
     calls = {name: "" if name in parts else value for name, value in reply.items()}
@@ -163,7 +163,7 @@ def _texts(message: Message) -> list[str]:
         if isinstance(content, str)
         else [str(part.get("text")) for part in parts if isinstance(part, Mapping)]
     )
-    return texts + [str(message[name]) for name in ("reasoning", "reasoning_content") if message.get(name)]
+    return texts + [str(message[name]) for name in THOUGHTS if message.get(name)]
 
 
 def _with_word(message: Message, word: str) -> Message:
@@ -174,7 +174,7 @@ def _with_word(message: Message, word: str) -> Message:
         changed["content"] = [{**part, "text": word} for part in content]
     elif content is not None or not message.get("tool_calls"):
         changed["content"] = word
-    for name in ("reasoning", "reasoning_content"):
+    for name in THOUGHTS:
         if message.get(name):
             changed[name] = word
     if isinstance(message.get("tool_calls"), list):

@@ -10,6 +10,7 @@ import orjson
 
 from proxy.continuation.types import Message, Reason, Rendering, rendering_of
 from proxy.trajectory.conversations import (
+    THOUGHTS,
     NewestMessages,
     Replies,
     bare,
@@ -346,7 +347,7 @@ class Turns:
                 turn.place, turn.text_start = (len(whole), _digest(whole)), len(text)
                 self.by_text.setdefault(len(whole), {}).setdefault(turn.place[1], []).append(turn)
             self.named[turn.step_id, turn.choice] = turn
-            size = _length(map(turn.reply.get, ("content", "reasoning", "reasoning_content")))
+            size = _length(map(turn.reply.get, ("content", *THOUGHTS)))
             self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + size
             self.longest = max(self.longest, size)
             self._hold(turn.prompt)

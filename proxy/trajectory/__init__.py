@@ -7,6 +7,8 @@ blocks             content-addressed blocks, shared by the steps of a rollout
 codec              a step as bytes
 tree               steps -> tree of token ids
 sequence           tree -> rows with a loss mask
+conversations      which recorded reply a list of messages continues
 drift              messages that continue while token ids do not
+threads            the conversations of a rollout
 facts              the facts of a rollout that its rows contain
 """

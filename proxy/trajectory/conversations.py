@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
-_THOUGHTS: Final = ("reasoning", "reasoning_content")
+THOUGHTS: Final = ("reasoning", "reasoning_content")
 _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
 _JOINT: Final = "\n"  # between text parts (vLLM 0.32, renderers/chat_utils.py)
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # for integers of any size
@@ -219,7 +219,7 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
 
 def thoughts_sent(message: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the reasoning in the fields of a message without its whitespace; None if it is no text."""
-    values = [value for name in _THOUGHTS if (value := message.get(name))]
+    values = [value for name in THOUGHTS if (value := message.get(name))]
     return frozenset(map(bare, values)) - {""} if all(isinstance(value, str) for value in values) else None
 
 

@@ -88,7 +88,7 @@ class RuleSearch:
         self._candidates: dict[Hashable, tuple[int, ...]] = {}
 
     def first(
-        self, *, model: str | None, system: str, tools: frozenset[str], agent: str | None, user: Callable[[], str]
+        self, model: str | None, system: str, tools: frozenset[str], agent: str | None, user: Callable[[], str]
     ) -> int | None:
         """Return the index of the rule. `user` returns the last user message; it is called if a rule has a pattern of it."""
         if not self._rules:

@@ -388,7 +388,7 @@ class _Group:
 
 
 def _found(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Threads:
-    groups = list(_grouped(ordered, rules))
+    groups = _grouped(ordered, rules)
     _classify(groups)
     names: dict[int, str] = {}
     by_name: dict[str, list[_Group]] = {}
@@ -402,20 +402,14 @@ def _found(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Threads:
     return Threads(tuple(ordered_threads), of)
 
 
-def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_Group]:
+def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> list[_Group]:
     reader = Openings()
     openings = [reader.read(step) for step in ordered]
     families = Families(openings, reader.digests)
     search = RuleSearch(rules)
     matched = [
-        search.first(
-            model=opening.model,
-            system=opening.system.text,
-            tools=opening.tools,
-            agent=opening.agent,
-            user=partial(reader.user, opening),
-        )
-        for opening in openings
+        search.first(each.model, each.system.text, each.tools, each.agent, partial(reader.user, each))
+        for each in openings
     ]
     starts = Starts(openings, families, reader.digests)
     groups: dict[Any, _Group] = {}
@@ -439,7 +433,7 @@ def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_
     for group in groups.values():
         group.parent = None if group.start is None else of_step.get(group.start.source)
         group.is_long = works_in_turns(group.openings, reader.digests)
-    yield from groups.values()
+    return [*groups.values()]
 
 
 def _classify(groups: Sequence[_Group]) -> None:

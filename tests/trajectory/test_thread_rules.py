@@ -83,14 +83,12 @@ def test_the_first_rule_that_matches_applies():
     search, read = RuleSearch(rules), []
 
     def first(system, user, tools=()):
-        return search.first(
-            model="m", system=system, tools=frozenset(tools), agent=None, user=lambda: read.append(user) or user
-        )
+        return search.first("m", system, frozenset(tools), None, lambda: read.append(user) or user)
 
     assert [0, 1, None] == [first("S", user) for user in ("aa", "bb", "cc")]
     assert [None, 2] == [first("T", "x"), first("T", "x", ("write", "read"))]
     assert ["aa", "bb", "cc"] == read
-    assert RuleSearch(()).first(model=None, system="", tools=frozenset(), agent=None, user=str) is None
+    assert RuleSearch(()).first(None, "", frozenset(), None, str) is None
 
 
 def test_the_settings_have_the_same_kinds():
