@@ -105,6 +105,16 @@ def test_a_conversation_that_the_agent_left_returns_with_its_sampled_replies():
     ]
 
 
+def test_a_conversation_returns_however_many_others_have_an_equal_reply():
+    """As one of many sub-agents with one answer: a reply is found among those to the same messages."""
+    tasks = [{"role": "user", "content": f"Task {number}"} for number in range(18)]
+    calls = [call(f"a{number:02}", [task], REPLY) for number, task in enumerate(tasks[:17])]
+    other = call("b", [tasks[17]], {**REPLY, "content": "It is noon."})
+    made = conversation(*calls, other, call("c", [tasks[16], REPLY, MORE], {**REPLY, "content": "Ten."}))
+
+    assert kept(made) == ["a16", "c"]
+
+
 def test_another_reply_in_the_place_of_a_recorded_one_is_copied_context():
     """Its call is not exported, for example because it is flagged. The recorded reply is not in the conversation."""
     other = {"role": "assistant", "content": "It is noon."}
