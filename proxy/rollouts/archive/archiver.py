@@ -282,11 +282,8 @@ class Archiver:
 
     def _is_done(self, rollout: Rollout) -> bool:
         claim = _decoded(rollout.origin.fields)
-        return (
-            claim is not None
-            and claim.done
-            and (claim.url, claim.touched_ms) == (self._dataset.url, rollout.touched_ms)
-        )
+        done = (self._dataset.url, rollout.touched_ms, True)
+        return claim is not None and (claim.url, claim.touched_ms, claim.done) == done
 
     async def _finished(self) -> AsyncIterator[StoredEntity]:
         """Yield the finished rollouts, newest first."""

@@ -81,9 +81,6 @@ class Dataset:
         self._has_folders = protocols.isdisjoint(_WITHOUT_FOLDERS)
         self._errors: tuple[type[Exception], ...] = (OSError, *_client_errors())
 
-    def __repr__(self) -> str:
-        return f"<Dataset {self.url}>"
-
     @contextmanager
     def staged(self, name: str) -> Iterator[tuple[BinaryIO, Path]]:
         """Yield a file on this machine to write, which `publish` makes the file of this name. It is removed at the end."""
@@ -113,7 +110,7 @@ class Dataset:
                 return False
             try:
                 self._make_folder(target.rpartition("/")[0])
-                self._put(staged, target)
+                self._fs.put_file(str(staged), target, **({"mode": "create"} if self._is_s3 else {}))
             except FileExistsError:
                 return False
             self._fs.invalidate_cache()
@@ -157,13 +154,6 @@ class Dataset:
                 rows = "\n".join(f"| `{name}` | {KINDS[kind][0]} | {text} |" for name, (kind, text) in COLUMNS.items())
                 self._fs.pipe_file(path, _CARD.format(schema=SCHEMA, rows=rows).encode())
 
-    def _put(self, staged: Path, target: str) -> None:
-        """Upload a file; where it is supported, fail if the target exists."""
-        if self._is_s3:
-            self._fs.put_file(str(staged), target, mode="create")
-        else:
-            self._fs.put_file(str(staged), target)
-
     def _make_folder(self, path: str) -> None:
         if self._has_folders:
             self._fs.makedirs(path, exist_ok=True)
@@ -203,8 +193,7 @@ def _link(staged: Path, target: Path) -> bool:
 
 def _client_errors() -> list[type[Exception]]:
     """Return the errors of clients of object stores that are no OSError, if these are installed."""
-    found: list[type[Exception]] = []
-    for module, name in (("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError")):
-        with suppress(ImportError, AttributeError):
-            found.append(getattr(import_module(module), name))
-    return found
+    with suppress(ImportError):
+        errors = import_module("botocore.exceptions")
+        return [errors.BotoCoreError, errors.ClientError]
+    return []
