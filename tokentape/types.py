@@ -10,13 +10,10 @@ FinishStatus = Literal["completed", "failed", "aborted", "truncated"]
 ContinuationMode = Literal["off", "faithful", "append"]
 
 
-class OpenedRollout(TypedDict):
-    """The response to opening a rollout: `base_url` for agents, and an `api_key` that is valid for this rollout only."""
-
+class _Rollout(TypedDict):
     rollout_id: str
     group_id: str | None
     base_url: str
-    api_key: str
     model: str | None
     sampling: dict[str, Any]
     tools: list[dict[str, Any]] | None
@@ -29,6 +26,12 @@ class OpenedRollout(TypedDict):
     metadata: dict[str, Any]
     status: str
     created_ms: int
+
+
+class OpenedRollout(_Rollout):
+    """The response to opening a rollout: `base_url` for agents, and an `api_key` that is valid for this rollout only."""
+
+    api_key: str
 
 
 class Change(TypedDict):
@@ -39,27 +42,13 @@ class Change(TypedDict):
     step_id: str | None
 
 
-class Rollout(TypedDict):
+class Rollout(_Rollout):
     """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens.
 
     `reason` is "deadline" if it was finished because it exceeded `deadline_s`, `idle_s` or `start_s`. `warning` of a change
     is why it has no effect.
     """
 
-    rollout_id: str
-    group_id: str | None
-    base_url: str
-    model: str | None
-    sampling: dict[str, Any]
-    tools: list[dict[str, Any]] | None
-    limits: dict[str, Any] | None
-    deadline_s: float | None
-    idle_s: float | None
-    start_s: float | None
-    reply: dict[str, str] | None
-    continuation: NotRequired[ContinuationMode]
-    metadata: dict[str, Any]
-    status: str
     reason: str | None
     task: str | None
     counts: dict[str, int]
@@ -69,7 +58,6 @@ class Rollout(TypedDict):
     step_rewards: dict[str, float | list[float]]
     thread_rewards: NotRequired[dict[str, float]]
     advantages: Any
-    created_ms: int
     began_ms: int | None
     touched_ms: int
     finished_ms: int | None

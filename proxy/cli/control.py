@@ -15,19 +15,18 @@ from proxy.config.settings import Settings
 from proxy.server.listener import running
 from proxy.upstream.http_client import failure_text
 from tokentape.control_api import ControlApi, path_of
-from tokentape.transport import Request, Transport
+from tokentape.transport import Request, Transport, error_from_response
 
-MAX_ERROR_CHARACTERS: Final = 500  # of an error body that is not the control API's JSON
 MAX_TEXTS: Final = 2000  # token texts per request
 
 
 class Refused(OSError):
     """A response of the proxy with status 300 or more; `reason` is the message in its body."""
 
-    def __init__(self, url: str, status: int, reason: str) -> None:
-        super().__init__(f"{url} returned {status}: {reason}")
+    def __init__(self, url: str, status: int, body: bytes) -> None:
         self.status = status
-        self.reason = reason
+        self.reason = error_from_response(status, {}, body).message
+        super().__init__(f"{url} returned {status}: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +123,7 @@ class _Transport(Transport):
         try:
             async with self._session.request(request.method, url, data=data, headers=headers) as response:
                 if response.status >= 300:
-                    raise Refused(url, response.status, error_message(await response.read()))
+                    raise Refused(url, response.status, await response.read())
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
             raise OSError(f"request to {url} failed: {failure_text(error)}") from error
-
-
-def error_message(body: bytes) -> str:
-    """Return the message of a control API error, or the start of any other body."""
-    try:
-        return str(orjson.loads(body)["error"]["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return body.decode("utf-8", "replace").strip()[:MAX_ERROR_CHARACTERS]

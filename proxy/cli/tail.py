@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from proxy.cli.console import print_json, print_lines, print_note, visible
-from proxy.cli.control import Control, ControlAddress, Refused, connected, error_message
+from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.render import counts, latency, policy, summary, verdict
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
@@ -112,8 +112,7 @@ class Tail:
         try:
             async with self._client.session.get(f"{self._client.url}/events", params=only, timeout=timeout) as response:
                 if response.status != 200:
-                    reason = error_message(await response.read())
-                    raise Refused(f"{self._client.url}/events", response.status, reason)
+                    raise Refused(f"{self._client.url}/events", response.status, await response.read())
                 if self._since or self._only is not None:
                     yield None
                 self._since = self._since or parsedate_to_datetime(response.headers["Date"]).timestamp()

@@ -1,5 +1,8 @@
 """The command line's client of the control API."""
 
+import subprocess
+import sys
+
 import pytest
 from aiohttp import web
 
@@ -71,3 +74,9 @@ async def test_missing_token_texts_are_requested_from_the_proxy(http, engine, ha
     expected = ["t0", None, "t2", None]
     assert ({("s2", 0): expected, ("s3", 0): expected} if has_route else {}) == texts
     assert (4 if has_route else 1) == len(engine.requests)
+
+
+def test_the_command_line_requires_no_httpx2():
+    """An extra of the Python client; a server is installed without it."""
+    program = "import sys; sys.modules['httpx2'] = None; import proxy.cli.commands, proxy.cli.tail, proxy.cli.audit"
+    subprocess.run([sys.executable, "-c", program], check=True)

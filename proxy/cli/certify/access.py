@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 
 from proxy.cli.audit import CONNECT_TIMEOUT_S
+from proxy.cli.check.engines import error_text
 from proxy.config.engines import EndpointSettings
 from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings
@@ -51,11 +52,8 @@ class Answer:
     @property
     def message(self) -> str:
         """The message of an error response, or the start of its body."""
-        body: Any = self.json()
-        for _ in range(3):  # {"error": {"message": …}}, {"message": …}, {"detail": …}
-            if isinstance(body, dict):
-                body = body.get("error", body.get("message", body.get("detail", str(body))))
-        return str(body if body is not None else self.body[:200].decode("utf-8", "replace"))[:200]
+        body = self.json()
+        return error_text(self.body.decode("utf-8", "replace") if body is None else body)[:200]
 
 
 class Client:

@@ -38,6 +38,7 @@ def read_date(header: str | None) -> float | None:
 _COMPLETIONS: Final = "/v1/completions"
 _CHAT: Final = "/v1/chat/completions"
 _GENERATE: Final = "/inference/v1/generate"
+MAX_ERROR_CHARACTERS: Final = 300
 MAX_LOGPROBS: Final = 20  # OpenAI's maximum of top_logprobs, and the default of vLLM's --max-logprobs
 _JSON: Final = (("Content-Type", "application/json"),)
 
@@ -113,7 +114,7 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
     if response.status != 200:
         chat = await _generate(upstream, endpoint, _CHAT, model)
         if chat[-1].status != 200:
-            seen = f"{name}: a completion of {model!r} returned {response.status}: {_error_message(response.body)}"
+            seen = f"{name}: a completion of {model!r} returned {response.status}: {error_text(response.body)}"
             return Finding(subject, "fault", seen, "request a completion with curl; agents get the same error")
         only_chat = f" (chat only: a completion returned {response.status})"
         path, body, injected, response = chat
@@ -161,9 +162,9 @@ async def _check_flags(upstream: Upstream, endpoint: Endpoint, subject: str, mod
     """Report flags that vLLM (0.32) was started without, as its responses show."""
     body = {"model": model, "prompt": "hi", "max_tokens": 1, "logprobs": MAX_LOGPROBS}
     response = await _request(upstream, endpoint, "POST", _COMPLETIONS, body)
-    if response.status == 400 and "max allowed" in _error_message(response.body):
+    if response.status == 400 and "max allowed" in error_text(response.body):
         fix = f"start it with --max-logprobs {MAX_LOGPROBS} if agents request top_logprobs"
-        yield Finding(subject, "note", _error_message(response.body), fix)
+        yield Finding(subject, "note", error_text(response.body), fix)
     body = {"model": model, "token_ids": [1], "sampling_params": {"max_tokens": 1}}
     response = await _request(upstream, endpoint, "POST", _GENERATE, body)
     if response.status in {403, 404}:
@@ -183,10 +184,12 @@ def _names(models: Any) -> list[str]:
     return [str(model["id"]) for model in listed or () if isinstance(model, dict) and "id" in model]
 
 
-def _error_message(body: Any) -> str:
-    """Return the error message of a response, or the start of its body."""
-    error = body.get("error", body) if isinstance(body, dict) else body
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:300]
+def error_text(body: Any) -> str:
+    """Return the message of an engine's error response, or the start of its body."""
+    for _ in range(3):  # {"error": {"message": …}}, {"message": …}, {"detail": …}
+        if isinstance(body, dict):
+            body = body.get("error", body.get("message", body.get("detail", str(body))))
+    return str(body)[:MAX_ERROR_CHARACTERS]
 
 
 def _parse(text: bytes) -> Any:
