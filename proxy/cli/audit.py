@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.console import audit_bar, new_table, print_json, print_table, visible
-from proxy.cli.control import Control
+from proxy.cli.control import Control, new_session
 from proxy.cli.export import ExportRequest
 from proxy.rollouts.scoring.audit import (
     NOT_SCORED,
@@ -108,21 +108,12 @@ def _is_selected(row: Any, export: ExportRequest) -> bool:
     return is_named and (export.group is None or row.get("group_id") == export.group)
 
 
-CONNECT_TIMEOUT_S = 10
-
-
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """The URL of a server and its API key."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
-
-    def session(self) -> aiohttp.ClientSession:
-        """Return an HTTP session that sends the key. Scoring may take minutes, so only connecting has a timeout."""
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +141,7 @@ class Request:
 async def audit(request: Request, out: Console, notes: Console) -> bool:
     """Audit the rows, print the results, and return `is_well`. Raises OSError or ValueError."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(request.engine.session())
+        session = await stack.enter_async_context(new_session(request.engine.api_key))
         try:
             scorer = await find_scorer(sender(session, request.engine.url), request.kind, request.model)
         except NotScored as error:
@@ -182,7 +173,7 @@ def sender(session: aiohttp.ClientSession, url: str) -> Send:
 async def _rows(request: Request, stack: AsyncExitStack) -> AsyncGenerator[Any, None]:
     if isinstance(request.source, Path):
         return rows_of_file(request.source, request.export)
-    session = await stack.enter_async_context(request.source.session())
+    session = await stack.enter_async_context(new_session(request.source.api_key))
     return rows_of_proxy(session, request.source.url, request.export)
 
 

@@ -17,6 +17,7 @@ from proxy.upstream.http_client import failure_text
 from tokentape.control_api import ControlApi, path_of
 from tokentape.transport import Request, Transport, error_from_response
 
+CONNECT_TIMEOUT_S: Final = 10
 MAX_TEXTS: Final = 2000  # token texts per request
 
 
@@ -49,10 +50,14 @@ async def connected(address: ControlAddress) -> AsyncIterator["Control"]:
             )  # only this process calls it
             url = (await stack.enter_async_context(running(plain))).control_url
             api_key = next((key.get_secret_value() for key in plain.control.api_keys), None)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        session = await stack.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=timeout))
-        yield Control(session, str(url))
+        yield Control(await stack.enter_async_context(new_session(api_key)), str(url))
+
+
+def new_session(api_key: str | None) -> aiohttp.ClientSession:
+    """Return an HTTP session that sends the key. Exports and scoring may take minutes: only connecting has a timeout."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
 
 class Control(ControlApi):

@@ -139,13 +139,13 @@ async def test_an_engine_that_cannot_score_raises_an_error_with_the_reason(engin
 
 
 async def test_the_api_key_is_sent_as_a_bearer_token(engine):
-    from proxy.cli.audit import ServerAddress
+    from proxy.cli.control import new_session
 
     async def respond(request, body):
         return web.json_response({"data": []})
 
     engine.respond = respond
-    async with ServerAddress(engine.url, "secret").session() as session:
+    async with new_session("secret") as session:
         await find_scorer(sender(session, engine.url), "vllm", None)
 
     assert "Bearer secret" == engine.headers[-1]["authorization"]
