@@ -12,7 +12,6 @@ import orjson
 from proxy.cli.render import recorded_texts
 from proxy.config.sections import ListenTlsSettings
 from proxy.config.settings import Settings
-from proxy.server.listener import running
 from proxy.upstream.http_client import failure_text
 from tokentape.control_api import ControlApi, path_of
 from tokentape.transport import Request, Transport, error_from_response
@@ -45,6 +44,8 @@ async def connected(address: ControlAddress) -> AsyncIterator["Control"]:
     url, api_key = address.url, address.api_key
     async with AsyncExitStack() as stack:
         if address.settings is not None:
+            from proxy.server.listener import running  # noqa: PLC0415 - it takes a second
+
             plain = address.settings.model_copy(
                 update={"listen_tls": ListenTlsSettings()}
             )  # only this process calls it
