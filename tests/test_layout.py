@@ -362,3 +362,10 @@ def test_only_the_settings_read_the_environment():
 
     assert [] == violations
     assert sys.version_info >= (3, 11)
+
+
+def test_a_field_of_a_step_is_in_at_most_8_files():
+    """One that is recorded as the engine or the plan has it, and that readers see; records and exports read the definition."""
+    naming = [relative_name(path) for path in SOURCES if "policy_version_end" in path.read_text()]
+
+    assert len(naming) <= 8, naming

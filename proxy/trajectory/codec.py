@@ -35,11 +35,10 @@ _MAGIC: Final = b"TT"
 _WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
 _HEADER: Final = 11  # magic, schema, checksum
 LENGTHS: Final = Struct("<4I")
-_FACTS: Final = (  # fields that the head contains unchanged
-    "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
-    "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
-    "extra",
-)  # fmt: skip
+_OTHERWISE: Final = frozenset({"prompts", "choices", "policy"})  # in the head, but not as they are in a step
+_FACTS: Final = tuple(
+    name for name in Head.__struct_fields__ if name in {field.name for field in fields(Step)} - _OTHERWISE
+)
 _facts_of: Final = attrgetter(*_FACTS)
 _TIMING: Final = tuple(field.name for field in fields(Timing))
 _times_of: Final = attrgetter(*_TIMING)
@@ -290,31 +289,17 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
             response = None
             head.problems = flagged(head.problems, (ODD,))
         extras.put_back(response, head.again, choices)
+    facts = dict(zip(_FACTS, _facts_of(head), strict=True))
+    facts["sampling"], facts["extra"] = head.sampling or {}, head.extra or {}
     return Step(
-        step_id=head.step_id,
-        rollout_id=head.rollout_id,
-        dialect=head.dialect,
-        endpoint=head.endpoint,
-        engine=head.engine,
-        model_asked=head.model_asked,
-        model_served=head.model_served,
         request=request,
         sent=sent,
         response=response,
         prompts=prompts,
         choices=choices,
-        usage=head.usage,
-        sampling=head.sampling or {},
-        timing=head.timing,
-        status=head.status,
-        reason=head.reason,
-        delivered=head.delivered,
         policy=head.policy,
-        policy_version=head.policy_version,
-        policy_version_end=head.policy_version_end,
-        problems=head.problems,
         index=index,
-        extra=head.extra or {},
+        **facts,
     )
 
 
