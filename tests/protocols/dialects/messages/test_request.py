@@ -4,7 +4,7 @@ import copy
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.anthropic_bodies import BODIES
 from tests.support.json_bodies import JSON
@@ -201,7 +201,6 @@ def test_an_invalid_field_is_rejected_with_its_name(wrong, field):
     assert field == raised.value.param
 
 
-@settings(max_examples=25)
 @given(BODIES, st.dictionaries(st.text(max_size=2), JSON, max_size=2))
 def test_any_body_is_read_or_rejected(body, items):
     """Rejected with a field's name, never by another exception; a read body is serializable, and the input is unchanged."""
