@@ -128,7 +128,10 @@ async def fill(context: Context, claim: Claim) -> None:
     """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
     claim.announced = read_announced(await context.store.announcements.read(), claim.policy.name)
     waiting = await context.store.queue.list_available(_MAX_CONSIDERED, claim.policy.name)
-    refused = _still_refused(context, claim)
+    refused, now = set(claim.refused), context.clock.monotonic()  # groups that are not considered again, unless
+    if now - claim.examined_at >= _EXAMINE_INTERVAL_S:  # rewards may have been set since then
+        claim.examined_at = now
+        refused = {it for it, why in claim.refused.items() if why.code not in (MissingReward.code, REWARD_PENDING)}
     found = [entry for entry in waiting if entry.group not in refused]
     entries = iter(sorted(found, key=lambda entry: _rank(entry, claim.body.order)))
     if not claim.body.exact:
@@ -150,15 +153,6 @@ async def put_back(context: Context, claim: Claim) -> None:
     claim.examined |= {held.waiting.group for held in claim.held}
     await undo(context, claim, claim.held)
     claim.held.clear()
-
-
-def _still_refused(context: Context, claim: Claim) -> set[str]:
-    """Return the refused groups that are not considered again. Rewards may have been set since groups were refused."""
-    now = context.clock.monotonic()
-    if now - claim.examined_at < _EXAMINE_INTERVAL_S:
-        return set(claim.refused)
-    claim.examined_at = now
-    return {name for name, reason in claim.refused.items() if reason.code not in (MissingReward.code, REWARD_PENDING)}
 
 
 async def release(

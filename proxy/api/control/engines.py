@@ -177,6 +177,5 @@ def _warning(announced: Announced) -> dict[str, str]:
 
 
 def _policy_from(request: web.Request) -> tuple[Context, Policy]:
-    """Return the policy that the path names. Raises NotFound."""
     context = request.app[CONTEXT]
     return context, context.policies.named(request.match_info.get("policy", DEFAULT_POLICY))

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice
 from statistics import fmean
 from typing import Any, Final
 
@@ -54,7 +54,9 @@ async def open_group(request: web.Request) -> web.Response:
     name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     payload = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
-    members = [_id_in_slot(context, name) for _ in range(opening.size + opening.over_sample)]
+    # New IDs in the hash slot of the group, so that all can be opened together; one ID in sixteen is in it.
+    ids = (new_id(context.clock) for _ in count())
+    members = list(islice((it for it in ids if context.store.same_slot(name, it)), opening.size + opening.over_sample))
     values = {"size": opening.size, "members": members, "metadata": opening.metadata or None}
     own = {"over_sample": opening.over_sample or None, "replace": opening.attempts or None}
     fields = write_fields({**values, **own})
@@ -81,14 +83,6 @@ async def open_group(request: web.Request) -> web.Response:
         "rollouts": [opened(request, context, rollout) for rollout in found if rollout is not None],
     }
     return json_response(shown, status=201 if stored.created else 200)
-
-
-def _id_in_slot(context: Context, group_id: str) -> str:
-    """Return a new ID in the hash slot of the group, so that both can be opened together; one ID in sixteen is in it."""
-    while True:
-        name = new_id(context.clock)
-        if context.store.same_slot(group_id, name):
-            return name
 
 
 async def list_groups(request: web.Request) -> web.Response:

@@ -240,7 +240,6 @@ def _ids(value: Any, name: str) -> list[int]:
 
 
 def _sglang_reason(choice: Choice) -> dict[str, Any] | None:
-    """Return SGLang's finish reason, which is an object."""
     if choice.finish_reason is None:
         return None
     more: dict[str, dict[str, Any]] = {"length": {"length": len(choice.ids)}, "stop": {"matched": choice.stop_reason}}

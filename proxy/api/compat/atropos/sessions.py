@@ -385,29 +385,24 @@ async def show_nodes(request: web.Request) -> web.Response:
 
 
 async def delete_session(request: web.Request) -> web.Response:
-    """`DELETE /{uuid}`: delete the session and finish its rollout.
+    """`DELETE /{uuid}`: mark the session as deleted and finish its rollout; an earlier status of it is not changed.
 
     With `atropos.keep_sessions: false` the rollout and its steps are deleted as well.
     """
     context, rollout = request.app[CONTEXT], await _session_from(request)
-    if context.settings.atropos.keep_sessions:
-        await _finish(context, rollout)
-    else:
-        await context.store.delete(rollout.rollout_id)
-    return json_response({"status": "deleted", "uuid": rollout.rollout_id})
-
-
-async def _finish(context: Context, rollout: Rollout) -> None:
-    """Finish the rollout of a session and mark the session as deleted. An earlier status of the rollout is not changed."""
+    name, is_marked = rollout.rollout_id, False
+    if not context.settings.atropos.keep_sessions:
+        await context.store.delete(name)
+        return json_response({"status": "deleted", "uuid": name})
     if not rollout.is_finished:
         with suppress(Conflict):  # another request has finished it
             rollout = await context.finisher.finish(rollout, "completed")
-    is_marked = False
     with suppress(NotFound):  # deleted meanwhile
         while not is_marked:
             fields = write_fields({"metadata": deleted_metadata(rollout)})
             expect = {"metadata": rollout.origin.fields.get("metadata")}
             is_marked, rollout = await update_rollout(context, rollout, fields, expect)
+    return json_response({"status": "deleted", "uuid": name})
 
 
 async def _count_sessions(context: Context) -> int | None:

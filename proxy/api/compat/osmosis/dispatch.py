@@ -219,12 +219,9 @@ class RolloutServers:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFault("network_error", f"Rollout server {name} is unreachable: {error}") from error
         if not 200 <= response.status < 300:
-            quoted = text[:_MAX_QUOTED].decode("utf-8", "replace")
-            raise ServerFault(
-                _category(response.status),
-                f"Rollout server {name} returned status {response.status}: {quoted}",
-                response.status,
-            )
+            quoted, status = text[:_MAX_QUOTED].decode("utf-8", "replace"), response.status
+            category = "internal_error" if status >= 500 else "rate_limited" if status == 429 else "validation_error"
+            raise ServerFault(category, f"Rollout server {name} returned status {status}: {quoted}", status)
         return await off_loop(len(text), LARGE_BYTES, _read, name, text)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -256,13 +253,6 @@ def _read(name: str, text: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ServerFault("internal_error", f"Rollout server {name} did not return a JSON object.")
     return body
-
-
-def _category(status: int) -> str:
-    """Return the protocol's error category of a status."""
-    if status == 429:
-        return "rate_limited"
-    return "internal_error" if status >= 500 else "validation_error"
 
 
 ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)
@@ -317,12 +307,18 @@ async def _run(
     context: Context, servers: RolloutServers, rollout: Rollout, dispatch: DispatchRollout, body: dict[str, Any]
 ) -> None:
     """Run the rollout: in the synchronous protocol to its end, in the asynchronous one until the server has accepted it."""
+    name = rollout.rollout_id
     try:
         if dispatch.protocol == "async":
             init = validated(InitAnswer, await servers.post(dispatch.server, "/v1/rollout/init", body))
-            await _begin(context, rollout, init)
+            # From now on calls are accepted.
+            begun = {"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None}
+            await context.store.update_if(name, write_fields(begun), expect={}, now_ms=context.clock.now_ms())
             return
-        result = read_result(await servers.post(dispatch.server, "/rollout", body), rollout.rollout_id)
+        result = read_result(await servers.post(dispatch.server, "/rollout", body), name)
+    except StorageError as error:
+        LOG.error("Tools of a rollout not stored: %s", error, extra={"fields": {"rollout_id": name}})
+        return
     except ServerFault as fault:
         result = _failed(rollout, fault.category, fault.message, fault.status)
     except (UnprocessableRequest, RequestTooLarge) as fault:
@@ -333,15 +329,6 @@ async def _run(
         await _settle(context, rollout, _failed(rollout, "aborted", message), is_aborted=True)
         raise
     await _settle(context, rollout, result)
-
-
-async def _begin(context: Context, rollout: Rollout, init: InitAnswer) -> None:
-    """Store the tools that the server returned, and accept calls."""
-    fields = write_fields({"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None})
-    try:
-        await context.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=context.clock.now_ms())
-    except StorageError as error:
-        LOG.error("Tools of a rollout not stored: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
 
 
 async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:

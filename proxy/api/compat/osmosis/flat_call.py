@@ -188,12 +188,10 @@ def _for_chat(message: Mapping[str, Any]) -> dict[str, Any]:
     The protocol allows objects as arguments, which vLLM (0.32.0) and OpenAI refuse.
     """
     fields = {name: value for name, value in message.items() if value is not None}
-    calls = fields.get("tool_calls")
-    return {**fields, "tool_calls": list(map(_call_for_chat, calls))} if calls else fields
-
-
-def _call_for_chat(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
-        return call
-    return {**call, "function": {**function, "arguments": orjson.dumps(function["arguments"]).decode()}}
+    calls = []
+    for call in fields.get("tool_calls") or ():
+        function = call.get("function")
+        is_object = isinstance(function, Mapping) and isinstance(function.get("arguments"), Mapping)
+        text = orjson.dumps(function["arguments"]).decode() if is_object else None
+        calls.append({**call, "function": {**function, "arguments": text}} if is_object else call)
+    return {**fields, "tool_calls": calls} if calls else fields
