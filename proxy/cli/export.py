@@ -6,12 +6,13 @@ from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import orjson
 
 from proxy.cli.console import ExportProgress, export_bar, notes, print_json, print_note
 from proxy.cli.control import Control, ControlAddress, connected
+from tokentape.control_api import path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ExportRequest:
         """Return the control API paths of the export. `reported` requests a report as the last line where supported."""
         query = {"format": self.format, "include": self.include, "container": self.container, **dict(self.more)}
         if self.rollouts:
-            return [f"/rollouts/{quote(name, safe='')}/export?{urlencode(query)}" for name in self.rollouts]
+            return [f"{path_of('rollouts', name, 'export')}?{urlencode(query)}" for name in self.rollouts]
         group = {} if self.group is None else {"group_id": self.group}
         report = {"report": "true"} if reported and self.supports_report else {}
         return [f"/export?{urlencode({**query, **group, **report})}"]
