@@ -1,9 +1,21 @@
-"""The chat template."""
+"""The chat template, markers of templates, and the tool calls of earlier turns."""
 
 import pytest
 
 from proxy.simulator.errors import RequestError
-from proxy.simulator.template import call_text, content_text, render, to_json
+from proxy.simulator.prompts import text_to_tokenize
+from proxy.simulator.template import (
+    BOS,
+    call_text,
+    content_text,
+    markers_of,
+    prepare_for_sglang,
+    prepare_for_vllm,
+    read_template,
+    render,
+    to_json,
+    uses_bos,
+)
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -119,3 +131,139 @@ def test_json_is_formatted_as_python_does():
     """JSON has a space after each comma and colon, unescaped letters, and Python's form of numbers."""
     assert to_json({"a": [1, None, True], "b": {"é": 1.5}}) == '{"a": [1, null, true], "b": {"é": 1.5}}'
     assert to_json([1e22, 1e-5, 10**30, float("inf")]) == f"[1e+22, 1e-05, {10**30}, Infinity]"
+
+
+EOS = "<|im_end|>"
+
+
+MARKERS = """
+<|eot_id|> <|tool_call> <tool_call|> <\uff5cUser\uff5c> <\uff5ctool\u2581sep\uff5c>
+<sop> </arg_key> <atem:invoke> [INST] [/INST] [TOOL_CALLS]
+"""
+
+
+@pytest.mark.parametrize("marker", MARKERS.split())
+def test_a_marker_is_found(marker):
+    """Bars beside brackets, tags without attributes and upper-case names in square brackets are markers."""
+    assert [marker] == markers_of(f"{{{{ 'a{marker}b' }}}}{{% if x %}}{marker}{{% endif %}}", EOS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ a < b > c }}",
+        "{{ '<|' + role + '|>' }}",
+        "<function=f>",
+        "{# <|x|> #}",
+        "{{ x[1:] }}",
+        "[a]",
+        "[A]",
+        "{{ a[B] }}",
+    ],
+)
+def test_other_text_is_no_marker(text):
+    """Comparisons, slices, comments, and markers that a template composes have no single token."""
+    assert [] == markers_of(text, EOS)
+
+
+def test_markers_are_listed_once_without_the_tokens_of_every_model():
+    """Each marker is listed once, in the order of the template; the tokens of ChatML are there anyway."""
+    assert ["<b>", "<a>"] == markers_of("<b><a><b><|im_start|><think>", EOS)
+
+
+def test_a_template_that_names_bos_or_eos_writes_them():
+    """`bos_token` and `eos_token` are variables whose values are markers."""
+    assert [BOS, "</s>"] == markers_of("{{ bos_token }}x{{ eos_token }}", "</s>")
+    assert [] == markers_of("{# bos_token #}{{ eos_token }}", EOS)
+    assert uses_bos("{{ bos_token }}")
+    assert not uses_bos("{# bos_token #}")
+
+
+def test_a_template_is_read_from_a_file(tmp_path):
+    """The file is UTF-8."""
+    (tmp_path / "t.jinja").write_text("<\uff5cUser\uff5c>", encoding="utf-8")
+
+    assert "<\uff5cUser\uff5c>" == read_template(tmp_path / "t.jinja")
+
+
+def with_call(arguments, **call):
+    """A message with one tool call."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def prepared(prepare, message):
+    """The arguments of a message's call after `prepare`."""
+    _, message = prepare([USER, message])
+    (call,) = message["tool_calls"]
+    return call["function"]["arguments"]
+
+
+@pytest.mark.parametrize("arguments", ['{"a":1,"b":"\\u00f8"}', ' {"a" : 1,\n"b":"ø"} '])
+@pytest.mark.parametrize("prepare", [prepare_for_vllm, prepare_for_sglang])
+def test_the_template_gets_an_object(prepare, arguments):
+    """The prompt has a call's arguments in the format of `json.dumps`, however they are formatted in the request."""
+    text = text_to_tokenize({"messages": [USER, with_call(arguments)]}, prepare)
+
+    assert {"a": 1, "b": "ø"} == prepared(prepare, with_call(arguments))
+    assert '"arguments": {"a": 1, "b": "ø"}}\n</tool_call>' in text
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a": 1, "b": "cu', "nothing", "[]", "4", "null", '"a"', "NaN"])
+def test_vllm_replaces_other_arguments_by_an_empty_object(arguments):
+    """Invalid JSON, such as that of a truncated call, and JSON other than an object become `{}`."""
+    assert {} == prepared(prepare_for_vllm, with_call(arguments))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        with_call({"a": 1}),
+        with_call(None),
+        with_call("{}", id=None),
+        with_call("{}", type="other"),
+        with_call("{}", type="custom"),
+        with_call("{}", function="f"),
+        with_call("{}", function={"arguments": "{}"}),
+        with_call('{"a": ' + "1" * 5_000 + "}"),
+        {**USER, "role": "assistant", "tool_calls": "f"},
+        {**USER, "role": "assistant", "tool_calls": ["f"]},
+    ],
+)
+def test_vllm_rejects_invalid_tool_calls(message):
+    """A call needs an id, the type function, a name and arguments that are a string."""
+    with pytest.raises(RequestError) as error:
+        prepare_for_vllm([USER, message])
+
+    assert 400 == error.value.status
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a": 1, "b": "cu', "NaN", "[]", "4", "null"])
+def test_sglang_rejects_arguments_other_than_an_object(arguments):
+    """Arguments that are not a JSON object, such as those of a truncated call, are an error in every later turn."""
+    with pytest.raises(RequestError, match="must be (valid JSON|a JSON object)") as error:
+        prepare_for_sglang([USER, with_call(arguments)])
+
+    assert (400, "BadRequest") == (error.value.status, error.value.kind)
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1}, None])
+def test_sglang_accepts_objects_and_null(arguments):
+    """Arguments that are an object or null reach the template unchanged; a call needs no id."""
+    assert arguments == prepared(prepare_for_sglang, with_call(arguments, id=None))
+
+
+@pytest.mark.parametrize("calls", [None, []])
+@pytest.mark.parametrize("prepare", [prepare_for_vllm, prepare_for_sglang])
+def test_a_message_without_calls_is_unchanged(prepare, calls):
+    """Null, an empty list, and `tool_calls` of a user message are ignored."""
+    message = {"role": "assistant", "content": "Hi", "tool_calls": calls}
+    other = {"role": "user", "content": "Hi", "tool_calls": "f"}
+
+    assert [message, other] == prepare([message, other])
+
+
+def test_a_lone_surrogate_is_an_error():
+    """A lone surrogate, which JSON can contain, is an error of the tokenizer."""
+    with pytest.raises(RequestError, match="TextEncodeInput"):
+        text_to_tokenize({"messages": [USER, with_call('{"a": "\\ud800"}')]})
