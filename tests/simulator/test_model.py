@@ -162,10 +162,7 @@ def test_a_stop_string_cuts_the_text_but_not_the_ids():
 
 def test_a_stop_string_can_be_included():
     """With include_stop_str_in_output the text ends after the stop string."""
-    assert (
-        text_from(sampled_tokens(TEXT, stop_strings=("le. I",), include_stop=True))
-        == "Return the current file. I"
-    )
+    assert text_from(sampled_tokens(TEXT, stop_strings=("le. I",), include_stop=True)) == "Return the current file. I"
 
 
 def test_text_is_held_back_for_stop_strings():
