@@ -27,6 +27,7 @@ import msgspec
 
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError, StoreUnreachable
 from storage.store import Store
 from storage.types import StepWrite
@@ -197,14 +198,13 @@ def _lock(file: int, path: Path) -> None:
         raise OSError(f"Journal {path} is used by another process; set a different store.spool_path") from None
 
 
-class StoreHealth:
+class StoreHealth(BackgroundWork):
     """Whether the store is reachable. `back` is awaited after each recovery; it may fail, which continues the probes."""
 
     def __init__(self, store: Store, metrics: Metrics, back: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._metrics = metrics
         self._back = back
-        self._probing: asyncio.Task[None] | None = None
         self.unreachable: str | None = None  # the reason, or None while the store is reachable
 
     def __repr__(self) -> str:
@@ -225,16 +225,10 @@ class StoreHealth:
 
     def probe(self) -> None:
         """Probe the store until it is reachable and `back` has succeeded."""
-        if self._probing is None:
-            self._probing = asyncio.get_running_loop().create_task(self._probe_until_reachable())
+        if self._task is None or self._task.done():  # it also ends by an unexpected error of `back`
+            self.start()
 
-    async def close(self) -> None:
-        """Stop the probes."""
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.wait([self._probing])
-
-    async def _probe_until_reachable(self) -> None:
+    async def _run(self) -> None:
         probes = 0
         while True:
             try:
@@ -250,7 +244,6 @@ class StoreHealth:
                 self.unreachable = str(error) or f"the store timed out after {_PROBE_TIMEOUT_S:g} s"
                 self._metrics.store_up.set(0)
             else:
-                self._probing = None
                 return
             await asyncio.sleep(_INTERVALS_S[min(probes, len(_INTERVALS_S) - 1)])
             probes += 1

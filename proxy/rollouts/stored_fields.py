@@ -93,7 +93,7 @@ def value_or(otherwise: T, text: bytes, kind: Any, entity: str | None = None, na
         return msgspec.json.decode(text, type=kind)
     except _ERRORS as error:
         if entity is not None:
-            log_damage(_damaged(entity, name, error))
+            _log_damage(_damaged(entity, name, error))
         return otherwise
 
 
@@ -129,17 +129,15 @@ def check_numbers(value: Any) -> Any:
 
 def left_out(damaged: Iterable[Damaged], metrics: Metrics) -> list[dict[str, str]]:
     """Log and count what a reader of many omits; return the entries that name it in the response."""
-    return [_left_out(damage, metrics) for damage in damaged]
+    entries = []
+    for damage in damaged:
+        metrics.unreadable.labels(damage.entity).inc()
+        _log_damage(damage)
+        entries.append({"group_id" if damage.entity == "group" else "rollout_id": damage.name, "why": damage.message})
+    return entries
 
 
-def _left_out(damage: Damaged, metrics: Metrics) -> dict[str, str]:
-    metrics.unreadable.labels(damage.entity).inc()
-    log_damage(damage)
-    name = "group_id" if damage.entity == "group" else "rollout_id"
-    return {name: damage.name, "why": damage.message}
-
-
-def log_damage(damage: Damaged) -> None:
+def _log_damage(damage: Damaged) -> None:
     """Log what cannot be read, once a minute: a page may read it every second."""
     _log(damage.entity, damage.name, damage.message, time.monotonic() // _LOG_INTERVAL_S)
 

@@ -256,6 +256,28 @@ async def test_a_store_that_failed_is_unreachable_until_a_write_succeeds(store_h
     store_health.check()
 
 
+async def test_the_store_is_probed_again_after_an_unexpected_error_of_the_recovery(store):
+    """Else it would stay unreachable from the next failure on."""
+    events = [asyncio.Event(), asyncio.Event()]
+
+    async def is_back() -> None:
+        first, second = events
+        if first.is_set():
+            second.set()
+        else:
+            first.set()
+            raise ValueError("a bug")
+
+    store_health = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
+    for event in events:
+        store_health.failed(StoreUnreachable("it is full"))
+        async with asyncio.timeout(50):
+            await event.wait()
+    await store_health.close()
+
+    store_health.check()
+
+
 async def test_an_error_of_one_rollout_does_not_make_the_store_unreachable(store_health):
     """RolloutDeleted does not affect other rollouts."""
     store_health.failed(RolloutDeleted("deleted"))
