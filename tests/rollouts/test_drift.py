@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
+from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, same, unavailable, wait_for_texts
 from tests.support.fakes import proxying
 from tests.support.tiny_tokenizer import make_tokenizer
 
@@ -20,18 +20,10 @@ def no_early_lookups(monkeypatch):
     monkeypatch.setattr("proxy.rollouts.drift._MAX_WAITING", 0)
 
 
-@pytest.fixture
-def drifting(engine):
-    """An engine whose second prompt lacks a sampled token."""
-    return DriftingEngine(engine)
-
-
-async def test_a_boundary_has_the_ids_texts_and_kind(store, drifting, http):
+async def test_a_boundary_has_the_ids_texts_and_kind(rollout):
     """The texts are those of the engine."""
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        drift = await rollout.boundary()
+    await rollout.two_turns()
+    drift = await rollout.boundary()
 
     assert (8, "hello there</s>", "hello</s><s>user", "ok", "other") == (
         drift["index"], drift["expected_text"][-15:], drift["found_text"][-16:], drift["texts"], drift["kind"]
@@ -42,12 +34,10 @@ async def test_a_boundary_has_the_ids_texts_and_kind(store, drifting, http):
     )
 
 
-async def test_without_texts_a_boundary_has_ids_and_is_unexplained(store, drifting, http):
+async def test_without_texts_a_boundary_has_ids_and_is_unexplained(rollout, drifting):
     drifting.detokenize = unavailable
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        drift = await rollout.boundary()
+    await rollout.two_turns()
+    drift = await rollout.boundary()
 
     assert (None, None, "unavailable", "unexplained") == tuple(
         drift[name] for name in ("expected_text", "found_text", "texts", "kind")
@@ -55,19 +45,15 @@ async def test_without_texts_a_boundary_has_ids_and_is_unexplained(store, drifti
 
 
 @pytest.mark.usefixtures("no_early_lookups")
-async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(
-    store, drifting, http, monkeypatch, caplog
-):
+async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(rollout, drifting, monkeypatch, caplog):
     """This holds for the tree and for the count at the finish."""
     monkeypatch.setattr("proxy.rollouts.drift._TEXTS_TIMEOUT_S", 0.01)
     drifting.gate.clear()
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        drift, without_texts = await rollout.boundary(), await rollout.boundary("?texts=false")
-        await rollout.finish()
-        await rollout.counted(unexplained=1)
-        drifting.gate.set()
+    await rollout.two_turns()
+    drift, without_texts = await rollout.boundary(), await rollout.boundary("?texts=false")
+    await rollout.finish()
+    await rollout.counted(unexplained=1)
+    drifting.gate.set()
 
     assert ("timeout", None, None, "unexplained") == tuple(
         drift[name] for name in ("texts", "expected_text", "found_text", "kind")
@@ -77,47 +63,41 @@ async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(
 
 
 @pytest.mark.usefixtures("no_early_lookups")
-async def test_texts_above_the_limit_of_lookups_are_reported_as_over_limit(store, drifting, http, monkeypatch):
+async def test_texts_above_the_limit_of_lookups_are_reported_as_over_limit(rollout, monkeypatch):
     """Their boundaries are unexplained."""
     monkeypatch.setattr("proxy.rollouts.drift._MAX_LOOKUPS", 0)
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        drift = await rollout.boundary()
+    await rollout.two_turns()
+    drift = await rollout.boundary()
 
     assert ("over_limit", "unexplained") == (drift["texts"], drift["kind"])
 
 
 @pytest.mark.usefixtures("no_early_lookups")
-async def test_later_reads_look_up_the_remaining_texts(store, drifting, http, monkeypatch):
+async def test_later_reads_look_up_the_remaining_texts(rollout, drifting, monkeypatch):
     """They are chosen at random, so that failing texts do not block others."""
     monkeypatch.setattr("proxy.rollouts.drift._MAX_LOOKUPS", 1)
     reads = []
     monkeypatch.setattr("proxy.rollouts.drift.shuffle", lambda keys: keys.reverse() if reads else None)
     drifting.detokenize = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await rollout.chat(ASK, REPLY, MORE, REPLY, MORE)
-        for _ in range(2):
-            reads.append([drift["texts"] for drift in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - `shuffle` reads the list
+    await rollout.two_turns()
+    await rollout.chat(ASK, REPLY, MORE, REPLY, MORE)
+    for _ in range(2):
+        reads.append([drift["texts"] for drift in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - `shuffle` reads the list
 
     assert reads[0] != reads[1]
     assert [1, 1] == [texts.count("over_limit") for texts in reads]
 
 
 @pytest.mark.usefixtures("no_early_lookups")
-async def test_texts_shared_by_two_boundaries_are_looked_up_if_one_needs_them(store, drifting, http):
+async def test_texts_shared_by_two_boundaries_are_looked_up_if_one_needs_them(rollout, drifting):
     """The messages determine the kind of the other."""
     drifting.detokenize = same
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await rollout.chat(ASK, {**REPLY, "content": "hello there!"}, MORE)
-        await rollout.finish()
-        await rollout.counted(retokenized=1, edited=1)
+    await rollout.two_turns()
+    await rollout.chat(ASK, {**REPLY, "content": "hello there!"}, MORE)
+    await rollout.finish()
+    await rollout.counted(retokenized=1, edited=1)
 
-        assert 1 == await rollout.metric("retokenized")
+    assert 1 == await rollout.metric("retokenized")
 
 
 async def test_a_configured_tokenizer_decodes_the_texts(store, drifting, http, tmp_path):
@@ -132,45 +112,39 @@ async def test_a_configured_tokenizer_decodes_the_texts(store, drifting, http, t
     assert [] == drifting.detokenized
 
 
-async def test_drift_is_counted_when_the_rollout_is_finished(store, drifting, http):
+async def test_drift_is_counted_when_the_rollout_is_finished(rollout):
     """It is counted by kind, once in the rollout and in the metrics; before the finish it is null."""
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        before = (await rollout.get())["drift"]
-        await rollout.finish()
-        await rollout.finish()
-        await rollout.counted(other=1)
+    await rollout.two_turns()
+    before = (await rollout.get())["drift"]
+    await rollout.finish()
+    await rollout.finish()
+    await rollout.counted(other=1)
 
-        assert before is None
-        assert 1 == await rollout.metric("other")
+    assert before is None
+    assert 1 == await rollout.metric("other")
 
 
-async def test_stored_texts_are_not_looked_up_again(store, drifting, http):
+async def test_stored_texts_are_not_looked_up_again(rollout, store, drifting):
     """The kind is that of the stored texts."""
     drifting.detokenize = same
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await wait_for_texts(store, 1)
-        lookups = len(drifting.detokenized)
-        drifting.detokenize = unavailable
-        shown = [await rollout.boundary(query) for query in ("", "?texts=false")]
+    await rollout.two_turns()
+    await wait_for_texts(store, 1)
+    lookups = len(drifting.detokenized)
+    drifting.detokenize = unavailable
+    shown = [await rollout.boundary(query) for query in ("", "?texts=false")]
 
-        assert [("ok", "retokenized", "hello there")] * 2 == [
-            (drift["texts"], drift["kind"], drift["found_text"]) for drift in shown
-        ]
-        assert lookups == len(drifting.detokenized)
+    assert [("ok", "retokenized", "hello there")] * 2 == [
+        (drift["texts"], drift["kind"], drift["found_text"]) for drift in shown
+    ]
+    assert lookups == len(drifting.detokenized)
 
 
-async def test_texts_that_cannot_be_stored_are_in_the_tree(store, drifting, http):
+async def test_texts_that_cannot_be_stored_are_in_the_tree(rollout, store):
     """They are looked up again at the next read."""
     store.failing.add("mark")
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
+    await rollout.two_turns()
 
-        assert ["other", "other"] == [(await rollout.boundary())["kind"] for _ in range(2)]
+    assert ["other", "other"] == [(await rollout.boundary())["kind"] for _ in range(2)]
 
 
 async def test_concurrent_reads_at_several_processes_count_drift_once(store, drifting, http):
@@ -188,14 +162,12 @@ async def test_concurrent_reads_at_several_processes_count_drift_once(store, dri
         assert 1 == sum([await rollout.metric("retokenized") for rollout in rollouts])
 
 
-async def test_the_tree_has_the_kind_even_if_the_totals_cannot_be_stored(store, drifting, http):
+async def test_the_tree_has_the_kind_even_if_the_totals_cannot_be_stored(rollout, store, drifting):
     drifting.detokenize = unavailable
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await rollout.finish()
-        await rollout.counted(unexplained=1)
-        drifting.detokenize = same
-        store.failing.add("update_if")
+    await rollout.two_turns()
+    await rollout.finish()
+    await rollout.counted(unexplained=1)
+    drifting.detokenize = same
+    store.failing.add("update_if")
 
-        assert "retokenized" == (await rollout.boundary())["kind"]
+    assert "retokenized" == (await rollout.boundary())["kind"]

@@ -4,8 +4,7 @@ import asyncio
 
 import orjson
 import pytest
-from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same
-from tests.support.fakes import proxying
+from tests.support.drifting_engine import ASK, MORE, REPLY, DriftingEngine, same
 
 from proxy.rollouts.drift import Coalescer, DriftReporter
 
@@ -24,7 +23,7 @@ async def finish_without_counting(store) -> None:
     await store.update_if("r1", fields, expect={"status": None}, now_ms=1)
 
 
-async def test_the_drift_of_a_late_step_is_counted(store, engine, drifting, http):
+async def test_the_drift_of_a_late_step_is_counted(rollout, engine):
     respond, hold = engine.respond, asyncio.Event()
 
     async def respond_later(request, body):
@@ -33,71 +32,61 @@ async def test_the_drift_of_a_late_step_is_counted(store, engine, drifting, http
         return await respond(request, body)
 
     engine.respond = respond_later
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.chat(ASK)
-        late = asyncio.create_task(rollout.chat(ASK, REPLY, MORE))
-        while len(engine.requests) < 2:
-            await asyncio.sleep(0.005)
-        await rollout.finish()
-        await rollout.counted()
-        hold.set()
-        await late
-        await rollout.counted(retokenized=1)
+    await rollout.chat(ASK)
+    late = asyncio.create_task(rollout.chat(ASK, REPLY, MORE))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.005)
+    await rollout.finish()
+    await rollout.counted()
+    hold.set()
+    await late
+    await rollout.counted(retokenized=1)
 
-        assert 1 == (await rollout.get())["counts"]["late"]
-        assert 1 == await rollout.metric("retokenized")
+    assert 1 == (await rollout.get())["counts"]["late"]
+    assert 1 == await rollout.metric("retokenized")
 
 
 @pytest.mark.parametrize("path", ["", "/tree"])
-async def test_reading_the_rollout_or_its_tree_counts_drift_after_a_crash(store, drifting, http, path):
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await finish_without_counting(store)
-        await rollout.get(path)
-        await rollout.counted(retokenized=1)
-        await rollout.get(path)
+async def test_reading_the_rollout_or_its_tree_counts_drift_after_a_crash(rollout, store, path):
+    await rollout.two_turns()
+    await finish_without_counting(store)
+    await rollout.get(path)
+    await rollout.counted(retokenized=1)
+    await rollout.get(path)
 
-        assert 1 == await rollout.metric("retokenized")
+    assert 1 == await rollout.metric("retokenized")
 
 
-async def test_a_repeated_finish_counts_drift_after_a_crash(store, drifting, http):
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await finish_without_counting(store)
-        await rollout.finish()
-        while "drift" not in (await store.get("r1")).fields:
-            await asyncio.sleep(0.005)
+async def test_a_repeated_finish_counts_drift_after_a_crash(rollout, store):
+    await rollout.two_turns()
+    await finish_without_counting(store)
+    await rollout.finish()
+    while "drift" not in (await store.get("r1")).fields:
+        await asyncio.sleep(0.005)
 
-        assert {"kinds": {"retokenized": 1}, "steps": 2} == orjson.loads((await store.get("r1")).fields["drift"])
+    assert {"kinds": {"retokenized": 1}, "steps": 2} == orjson.loads((await store.get("r1")).fields["drift"])
 
 
-async def test_an_open_rollout_has_no_drift_totals(store, drifting, http):
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await rollout.boundary()
+async def test_an_open_rollout_has_no_drift_totals(rollout, store):
+    await rollout.two_turns()
+    await rollout.boundary()
 
-        assert (await rollout.get())["drift"] is None
-        assert "drift" not in (await store.get("r1")).fields
+    assert (await rollout.get())["drift"] is None
+    assert "drift" not in (await store.get("r1")).fields
 
 
-async def test_a_store_failure_while_counting_is_logged(store, drifting, http, caplog):
+async def test_a_store_failure_while_counting_is_logged(rollout, store, caplog):
     """The next read counts."""
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        store.failing.add("read_all")
-        await rollout.finish()
-        while "Drift not counted" not in caplog.text:
-            await asyncio.sleep(0.005)
-        store.failing.clear()
-        await rollout.counted(retokenized=1)
+    await rollout.two_turns()
+    store.failing.add("read_all")
+    await rollout.finish()
+    while "Drift not counted" not in caplog.text:
+        await asyncio.sleep(0.005)
+    store.failing.clear()
+    await rollout.counted(retokenized=1)
 
 
-async def test_many_late_steps_do_not_read_the_rollout_once_each(store, engine, drifting, http, monkeypatch):
+async def test_many_late_steps_do_not_read_the_rollout_once_each(rollout, engine, monkeypatch):
     """Counts during a count, or shortly after one, are coalesced."""
     counts = []
 
@@ -116,14 +105,12 @@ async def test_many_late_steps_do_not_read_the_rollout_once_each(store, engine, 
         return await respond(request, body)
 
     engine.respond = respond_later
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        late = [asyncio.create_task(rollout.chat({"role": "user", "content": str(n)})) for n in range(20)]
-        while len(engine.requests) < 20:
-            await asyncio.sleep(0.005)
-        await rollout.finish()
-        hold.set()
-        await asyncio.gather(*late)
+    late = [asyncio.create_task(rollout.chat({"role": "user", "content": str(n)})) for n in range(20)]
+    while len(engine.requests) < 20:
+        await asyncio.sleep(0.005)
+    await rollout.finish()
+    hold.set()
+    await asyncio.gather(*late)
 
     assert len(counts) <= 2
 

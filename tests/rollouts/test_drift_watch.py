@@ -3,8 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-import pytest
-from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
+from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, same, unavailable, wait_for_texts
 from tests.support.fakes import proxying
 
 from proxy.server.listener import simulating
@@ -14,12 +13,6 @@ from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
 # The first turn is cut within its last character, which vLLM does not return; the parser adds spaces to the call's arguments.
 TURNS = [Turn(say="It rains 😀"), Turn(call=[ScriptedCall("look", '{"city":"Oslo"}')]), Turn(say="Done.")]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture
-def drifting(engine):
-    """An engine whose second prompt lacks a sampled token."""
-    return DriftingEngine(engine)
 
 
 async def chat(http, url: str, messages: list[dict], **fields) -> list[dict]:
@@ -57,23 +50,21 @@ async def test_kinds_are_the_same_if_the_engine_stops_before_the_finish(store, h
         ]
 
 
-async def test_an_unexplained_boundary_is_explained_by_a_later_read(store, drifting, http, caplog):
+async def test_an_unexplained_boundary_is_explained_by_a_later_read(rollout, store, drifting, caplog):
     """Missing texts are logged; the kind is counted once."""
     drifting.detokenize = unavailable
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await rollout.finish()
-        await rollout.counted(unexplained=1)
-        unknown = [await rollout.metric(kind) for kind in ("unexplained", "other", "retokenized")]
-        drifting.detokenize = same
-        await rollout.counted(retokenized=1)
-        async with asyncio.timeout(50):  # the metric follows the count in the store
-            while await rollout.metric("retokenized") != 1:
-                await asyncio.sleep(0.005)
+    await rollout.two_turns()
+    await rollout.finish()
+    await rollout.counted(unexplained=1)
+    unknown = [await rollout.metric(kind) for kind in ("unexplained", "other", "retokenized")]
+    drifting.detokenize = same
+    await rollout.counted(retokenized=1)
+    async with asyncio.timeout(50):  # the metric follows the count in the store
+        while await rollout.metric("retokenized") != 1:
+            await asyncio.sleep(0.005)
 
-        assert [0, 0, 0] == unknown
-        assert "Kind of drift not known yet: engine fake did not return the texts" in caplog.text
+    assert [0, 0, 0] == unknown
+    assert "Kind of drift not known yet: engine fake did not return the texts" in caplog.text
 
 
 async def test_lookups_of_texts_delay_neither_calls_nor_the_shutdown(store, drifting, http, monkeypatch):
@@ -91,33 +82,29 @@ async def test_lookups_of_texts_delay_neither_calls_nor_the_shutdown(store, drif
     assert {} == await store.marks("r1")
 
 
-async def test_the_number_of_waiting_lookups_is_limited(store, drifting, http, monkeypatch):
+async def test_the_number_of_waiting_lookups_is_limited(rollout, drifting, monkeypatch):
     """The others are looked up at the finish."""
     monkeypatch.setattr("proxy.rollouts.drift._MAX_WAITING", 0)
     drifting.detokenize = same
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await rollout.chat(ASK)
-        lookups = len(drifting.detokenized)
-        await rollout.finish()
-        await rollout.counted(retokenized=1)
+    await rollout.two_turns()
+    await rollout.chat(ASK)
+    lookups = len(drifting.detokenized)
+    await rollout.finish()
+    await rollout.counted(retokenized=1)
 
-        assert (0, 2) == (lookups, len(drifting.detokenized))
+    assert (0, 2) == (lookups, len(drifting.detokenized))
 
 
-async def test_a_retry_reuses_the_texts_of_the_first_attempt(store, drifting, http):
+async def test_a_retry_reuses_the_texts_of_the_first_attempt(rollout, store, drifting):
     drifting.detokenize = same
-    async with proxying(drifting.url, store) as served:
-        rollout = Drifting(http, served.url)
-        await rollout.two_turns()
-        await wait_for_texts(store, 1)
-        await rollout.chat(ASK)
-        await rollout.chat(ASK, REPLY, MORE)
-        await rollout.finish()
-        await rollout.counted(retokenized=2)
+    await rollout.two_turns()
+    await wait_for_texts(store, 1)
+    await rollout.chat(ASK)
+    await rollout.chat(ASK, REPLY, MORE)
+    await rollout.finish()
+    await rollout.counted(retokenized=2)
 
-        assert 2 == len(drifting.detokenized)
+    assert 2 == len(drifting.detokenized)
 
 
 async def test_a_call_of_another_policy_does_not_continue_an_earlier_one(store, drifting, http):
