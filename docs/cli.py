@@ -42,7 +42,6 @@ $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 
 _LOOKS: Final = """## Examples
 
-
 ![tokentape show](images/cli-show.svg)
 
 ![tokentape show --logprobs](images/cli-logprobs.svg)
@@ -193,4 +192,4 @@ def _meaning(option: OptionInfo, default: Any) -> str:
     value = "" if default is None or default is False else f" Default: `{default}`."
     note = " **Required.**" if default is _REQUIRED else value
     envvar = f" Environment variable: `{option.envvar}`." if option.envvar else ""
-    return f"{option.help or ''}{note}{envvar}".replace("|", "\\|")
+    return f"{option.help or ''}{note}{envvar}"

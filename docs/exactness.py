@@ -24,8 +24,9 @@ A reason that the tables below lack is logged and counted in `tokentape_unexpect
 
 **Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a limitation
 below; then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after comments as
-keep-alive. `GET /engines` shows the mode. Live streams of SGLang's chat and completions carry no weight versions, so their
-tokens get the announced policy version; with `replay` each has its own.
+keep-alive. `GET /engines` shows the mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in
+`/generate` and unstreamed calls. Tokens of SGLang's live streams of chat and completions get the announced policy version;
+with `replay` each has its own.
 
 **Clients that leave** leave a partial step with the ids of every event that arrived. SGLang aborts a call with one choice by
 its id, so that all of its ids are recorded, also if it is replayed or unstreamed.
