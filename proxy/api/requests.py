@@ -214,17 +214,11 @@ def read_object(text: bytes) -> dict[str, Any]:
     try:
         return read_body(text)
     except BadRequest:
-        if _has_non_finite_number(text):
-            raise UnprocessableRequest(
-                "A number in the request body is NaN, infinite or too large for a float."
-            ) from None
+        try:
+            orjson.loads(text)
+        except orjson.JSONDecodeError as error:  # orjson 3.11 rejects 1e400 as infinity
+            if "infinity" in error.msg or error.doc.startswith(_NO_NUMBERS, error.pos):
+                raise UnprocessableRequest(
+                    "A number in the request body is NaN, infinite or too large for a float."
+                ) from None
         raise
-
-
-def _has_non_finite_number(text: bytes) -> bool:
-    """Return whether a body is invalid JSON because a number is NaN or infinite. orjson 3.11 rejects 1e400 as infinity."""
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        return "infinity" in error.msg or error.doc.startswith(_NO_NUMBERS, error.pos)
-    return False

@@ -35,8 +35,10 @@ InBatch: TypeAlias = Literal["none", InGroup, "reinforce_pp"]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Index: TypeAlias = Annotated[int, Field(ge=0)]
 PageSize: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
 LeaseSeconds = Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)]
 
+MAX_DRAIN_S: Final = 3600
 _MAX_SIZE: Final = 1000  # rollouts of a group
 _ATTEMPTS: Final = 3
 MAX_TOP_K: Final = 100  # likely tokens at each position; vLLM returns 20 unless --max-logprobs is higher
@@ -141,6 +143,10 @@ class RequeueGroup(RequestModel):
     max_staleness: Index | None = None
 
 
+def _described(text: str, default: Any = None) -> Any:
+    return Field(default, description=text)
+
+
 def _one_of(names: Iterable[str], default: str | None = None) -> Any:
     """Return a parameter with one of these names, which its module defines."""
     return Field(default, json_schema_extra={"enum": list(names)})
@@ -153,26 +159,24 @@ class ExportOptions(RequestModel):
     """
 
     format: str = _one_of(FORMATS, "sequences")
-    branches: Annotated[
-        Literal["all", "one", "longest", "last"] | None,
-        Field(description="by default all; one for formats with one row per rollout"),
-    ] = None
+    branches: Literal["all", "one", "longest", "last"] | None = _described(
+        "by default all; one for formats with one row per rollout"
+    )
     row_weight: Literal["full", "split"] = "full"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: Count | None = None
     overlong: Literal["cut", "drop", "keep", "penalize"] = "cut"
     overlong_buffer: Count | None = None
-    prompt_logprob: Annotated[
-        FiniteFloat | None, Field(description="logprob of tokens that were not sampled, in place of the format's own")
-    ] = None
+    prompt_logprob: FiniteFloat | None = _described(
+        "logprob of tokens that were not sampled, in place of the format's own"
+    )
     advantage: InBatch = "given"
     discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
-    rescore: Annotated[
-        str | None,
-        Field(description="also the logprobs of these ids by a scorer now: policy, or one of rescore.scorers"),
-    ] = None
-    rescore_top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="with its most likely tokens")] = 0
-    threads: Annotated[Wanted | None, Field(description="by default `threads.export`, or all")] = None
+    rescore: str | None = _described(
+        "also the logprobs of these ids by a scorer now: policy, or one of rescore.scorers"
+    )
+    rescore_top_k: int = Field(0, ge=0, le=MAX_TOP_K, description="with its most likely tokens")
+    threads: Wanted | None = _described("by default `threads.export`, or all")
     pad_id: Index = 0
     prompt_length: Count | None = None
     response_length: Count | None = None
@@ -183,9 +187,7 @@ class ExportParams(ExportOptions):
 
     container: str | None = _one_of(CONTAINERS)
     report: bool = False
-    policy: Annotated[
-        str | None, Field(description="only steps of this policy; by default those of all trained policies")
-    ] = None
+    policy: str | None = _described("only steps of this policy; by default those of all trained policies")
 
 
 class ExportRollout(ExportParams):
@@ -206,7 +208,7 @@ class RolloutFilter(RequestModel):
 
 
 class _Since(RolloutFilter):
-    since: Annotated[Index | None, Field(description="unix time in seconds")] = None
+    since: Index | None = _described("unix time in seconds")
 
 
 class ListRollouts(_Since):
@@ -242,7 +244,7 @@ class ListGroups(RequestModel):
 class ListSteps(RequestModel):
     """`GET /rollouts/{id}/steps`."""
 
-    after: Annotated[Index | None, Field(description="index of a step")] = None
+    after: Index | None = _described("index of a step")
     limit: PageSize = 100
 
 
@@ -250,16 +252,14 @@ class ShowTexts(RequestModel):
     """`GET /rollouts/{id}/steps/{step_id}/texts`."""
 
     choice: Index = 0
-    start: Annotated[
-        Index, Field(description="index of the first token; prompt and completion are counted together")
-    ] = 0
+    start: Index = _described("index of the first token; prompt and completion are counted together", 0)
     limit: Annotated[int, Field(ge=1, le=2000)] = 500
 
 
 class ShowTree(RequestModel):
     """`GET /rollouts/{id}/tree`."""
 
-    texts: Annotated[bool, Field(description="whether drift is explained with texts")] = True
+    texts: bool = _described("whether drift is explained with texts", default=True)
 
 
 class ShowTraining(RequestModel):
@@ -359,27 +359,21 @@ class PutEngines(RequestModel):
     endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
 
 
-Version = Annotated[str, Field(min_length=1, max_length=256)] | int
-MAX_DRAIN_S = 3600
-
-
 class PutPolicy(RequestModel):
     """`PUT /policies/{policy}`. A number is stored as its decimal digits.
 
     A new epoch begins with `new_epoch`, or if `run` is another ID than the last one that was announced.
     """
 
-    version: Version
-    run: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    version: Name | int
+    run: Name | None = None
     new_epoch: bool = False
 
 
 class Drain(RequestModel):
     """The query of `POST /policies/{policy}/pause`."""
 
-    drain_s: Annotated[
-        float, Field(ge=0, le=MAX_DRAIN_S, description="how long to wait until no call is in flight")
-    ] = 0
+    drain_s: float = Field(0, ge=0, le=MAX_DRAIN_S, description="how long to wait until no call is in flight")
 
 
 class PausePolicy(RequestModel):
@@ -400,7 +394,7 @@ class LoadAdapter(PutPolicy):
     Calls that are in flight after `drain_s` prevent the update, or are aborted.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    name: Name | None = None
     path: Annotated[str, Field(min_length=1, max_length=4096)]
     mode: Literal["wait", "reject"] = "wait"
     drain_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_DRAIN_S)] = 60
