@@ -18,7 +18,7 @@ from benchmarks.servers import Server
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Step
 from storage import open_store
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import StepWrite
 
 _REPEATED = 10  # calls of a rollout that repeat its prompt

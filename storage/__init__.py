@@ -1,13 +1,9 @@
 """Durable storage of names, bytes and counts on Redis or Valkey; imports nothing of `proxy`.
 
-    types      the values that the protocols take and return
+    types      the values that the store takes and returns
     errors     the errors
-    cache      protocol: the cache
-    queue      protocol: the queues of groups
-    timers     protocol: the timers of rollouts
-    store      protocol: the store
     options    options of a store, and its URL
-    redis/     the implementation on Redis or Valkey
+    redis/     the store
     embedded/  the bundled valkey-server
 
 Each module imports only modules above it; `redis/` and `embedded/` do not import each other.
@@ -22,8 +18,7 @@ from storage.options import Address, StoreOptions, parse_url
 from storage.redis.cluster import Cluster
 from storage.redis.connections import Servers, connections_to, connections_to_socket
 from storage.redis.server_info import barrier_for, check_supported, fetch_info
-from storage.redis.store import RedisStore
-from storage.store import Store
+from storage.redis.store import Store
 
 if TYPE_CHECKING:
     from storage.embedded.server import EmbeddedServer
@@ -82,9 +77,7 @@ async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":
     return await start_embedded(address.path, options.durability)
 
 
-async def _open(
-    servers: Servers, options: StoreOptions, stop: Callable[[], Awaitable[None]] | None = None
-) -> RedisStore:
+async def _open(servers: Servers, options: StoreOptions, stop: Callable[[], Awaitable[None]] | None = None) -> Store:
     try:
         infos = [(server, await fetch_info(server)) for server in await servers.all()]
         for _, info in infos:
@@ -95,4 +88,4 @@ async def _open(
         if stop:
             await stop()
         raise
-    return RedisStore(servers, options, barrier, stop)
+    return Store(servers, options, barrier, stop)

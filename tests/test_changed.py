@@ -7,7 +7,7 @@ TESTS = {
     "tests/export/test_trl.py": "from tests.support.worked import rows\n",
     "tests/export/test_trl_async.py": "from proxy.export import trl\n",
     "tests/export/test_trlx.py": "from proxy.export.base import Format\n",
-    "tests/storage/test_store.py": "from tests.support import worked\n",
+    "tests/storage/redis/test_store.py": "from tests.support import worked\n",
 }
 
 
@@ -17,9 +17,9 @@ TESTS = {
         ("tests/export/test_trlx.py", {"tests/export/test_trlx.py"}),
         ("proxy/export/trl.py", {"tests/export/test_trl.py", "tests/export/test_trl_async.py"}),
         ("proxy/export/base.py", {"tests/export/test_trlx.py"}),
-        ("storage/store.py", {"tests/storage/test_store.py"}),
-        ("tests/support/worked.py", {"tests/export/test_trl.py", "tests/storage/test_store.py"}),
-        ("tests/export/conftest.py", set(TESTS) - {"tests/storage/test_store.py"}),
+        ("storage/redis/store.py", {"tests/storage/redis/test_store.py"}),
+        ("tests/support/worked.py", {"tests/export/test_trl.py", "tests/storage/redis/test_store.py"}),
+        ("tests/export/conftest.py", set(TESTS) - {"tests/storage/redis/test_store.py"}),
         ("docs/formats.md", PAGES),
         ("storage/redis/lua/open.lua", set()),
     ],

@@ -29,7 +29,7 @@ from proxy.trajectory.thread_rules import ThreadOptions
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers, TokenTexts
-from storage.store import Store
+from storage.redis.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError
-from storage.store import Store
+from storage.redis.store import Store
 
 _INTERVAL_S: Final = 1.0
 _READS_AT_ONCE: Final = 64

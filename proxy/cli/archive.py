@@ -16,7 +16,7 @@ from proxy.rollouts.archive.importer import Imported, Importer
 from proxy.server.app import store_options
 from proxy.telemetry.metrics import Metrics, make_metrics
 from storage import open_store
-from storage.store import Store
+from storage.redis.store import Store
 
 
 async def archive(settings: Settings, *, once: bool, as_json: bool) -> None:

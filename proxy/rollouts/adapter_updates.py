@@ -21,7 +21,7 @@ from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.lora import load_adapter, unload_adapter
 from storage.errors import StorageError
-from storage.store import Announcements
+from storage.redis.store import Announcements
 
 ADAPTERS_ANNOUNCEMENT: Final = "adapters"
 _LEASE_MS: Final = 15_000

@@ -34,7 +34,7 @@ from proxy.rollouts.rollout import (
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.registry import EndpointRegistry
 from storage.errors import FieldsChanged, StorageError, StoreUnreachable
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import Reservation
 
 LEASE_MS: Final = 60_000  # reservations of a process that died count for this long

@@ -40,7 +40,7 @@ from proxy.upstream import Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.tokenizers import Tokenizers, text_from_ids
 from storage.errors import FieldsChanged, RolloutDeleted, StorageError
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import Appended
 
 _TEXTS_TIMEOUT_S: Final = 5.0

@@ -58,7 +58,7 @@ from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY, Step
 from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import FieldsChanged, StorageError
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import StoredEntity, Timer
 
 FAILED: Final = ("failed", "aborted")  # statuses after which a member is replaced

@@ -44,7 +44,7 @@ from proxy.rollouts.stored_fields import (
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import FieldsChanged, RolloutDeleted
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import QueuedGroup, StoredEntity
 
 MEMBER_MARK: Final = "member:"

@@ -32,7 +32,7 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
 from proxy.trajectory.step import Step
 from storage.errors import RolloutDeleted
-from storage.store import Store
+from storage.redis.store import Store
 
 KEY: Final = "Idempotency-Key"
 COUNT: Final = "X-Stainless-Retry-Count"  # OpenAI's and Anthropic's clients: 0 in a first attempt (openai 2.x)

@@ -29,7 +29,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError, StoreUnreachable
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import StepWrite
 
 _INTERVALS_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)  # between probes; the last one repeats

@@ -15,7 +15,7 @@ from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import StorageError
-from storage.store import Announcements
+from storage.redis.store import Announcements
 from storage.types import Announcement, newer
 
 POLICY_ANNOUNCEMENT: Final = "policy"

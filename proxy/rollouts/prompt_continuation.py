@@ -39,7 +39,7 @@ from proxy.upstream.http_client import CONTINUATION_HEADER
 from proxy.upstream.prompt_lookups import PER_TEXT_TOKEN, PromptLookups
 from proxy.upstream.witnesses import MISSES, PAUSE_S
 from storage.errors import StorageError
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import Appended
 
 _PAGE: Final = 200  # records per read from the store

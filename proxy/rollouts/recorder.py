@@ -40,7 +40,7 @@ from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leni
 from proxy.trajectory.step import CACHED_TOKENS, Step
 from proxy.upstream.concurrency import PLAIN_BYTES, BackgroundTasks
 from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import Appended, Origin, StepWrite, StoredEntity
 
 T = TypeVar("T")

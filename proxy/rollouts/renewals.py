@@ -17,7 +17,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import Timer
 
 T = TypeVar("T")

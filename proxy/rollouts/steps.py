@@ -13,7 +13,7 @@ from proxy.trajectory.step import Step, messages_of
 from proxy.trajectory.thread_rules import ThreadRule
 from proxy.trajectory.threads import find_threads
 from proxy.upstream.concurrency import off_loop
-from storage.store import Store
+from storage.redis.store import Store
 
 T = TypeVar("T")
 

@@ -54,7 +54,7 @@ from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers, text_from_ids
 from storage import StoreOptions, open_store
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import Announcement
 
 _ABORT_MARGIN_S = 0.05

@@ -31,7 +31,7 @@ from proxy.telemetry.multiprocess import WorkerSlot
 from proxy.upstream.http_client import failure_text
 from storage import open_store
 from storage.errors import StoreUnreachable
-from storage.store import Store
+from storage.redis.store import Store
 
 _CONTROL_DRAIN_TIMEOUT_S = (
     5  # the control API listens until the last call has ended; requests that wait there then are aborted

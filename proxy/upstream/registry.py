@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.config.engines import EndpointList, EndpointSettings
 from proxy.telemetry.logs import LOG
-from storage.store import Announcements
+from storage.redis.store import Announcements
 from storage.types import Announcement, newer
 
 ENGINES_ANNOUNCEMENT: Final = "engines"

@@ -1,17 +1,13 @@
 """The store on a Redis or Valkey server or cluster.
 
-    store          RedisStore
+    store          rollouts, with their timers, listing, announcements, reservations, notifications and cache
     queue          the queues of groups
-    announcements  announcements, heartbeats, reservations
-    changes        notifications, by Pub/Sub
-    listing        the listing of names
     keys           all keys, with their types and lifetimes
     scripts        the Lua scripts (`lua/`)
-    durability     WAIT, WAITAOF or PING after a write
     cluster        the primaries of a cluster and their slots
     connections    the connections to one server
     replies        replies -> values, and errors of redis-py and servers -> errors of the store
-    server_info    INFO: version, warnings
+    server_info    INFO: version, warnings, and which of WAIT, WAITAOF and PING follows a write
 
 The path of a command: `store`, `cluster` (if there is one), `connections`; of its reply: `connections`, `store`, `replies`.
 """

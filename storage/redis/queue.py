@@ -15,8 +15,14 @@ _NO_HOLDER: Final = "-"
 _REMOVED: Final = ""
 
 
-class RedisQueue:
-    """The queues of the groups under `prefix`. `run` waits for durability."""
+class Queue:
+    """Queues of groups; in each queue a group has at most one holder at a time.
+
+    Every method raises `StoreUnreachable` as those of `Store` do.
+
+    Each method moves a group and sets fields of it (None removes a field) in one transaction, and is safe to repeat if its
+    response was lost. A holder name must be used for one claim only.
+    """
 
     def __init__(self, run: RunScript, prefix: str, ttl_s: int) -> None:
         self._run = run
@@ -32,7 +38,11 @@ class RedisQueue:
         expect: Mapping[str, bytes | None],
         now_ms: int,
     ) -> StoredEntity | None:
-        """Set fields and add the group to the queues, if all fields have the expected values."""
+        """Set fields as `Store.update_if` does and add the group to the queues, if all fields have the expected values.
+
+        `notes`: the queues by name, each with the note of its entry.
+        Returns None if the group does not exist. Raises `FieldsChanged` if a field does not have the expected value.
+        """
         arguments = (len(notes), *notes.values(), len(expect), *encode_optional(expect), *encode_optional(fields))
         reply = await self._write(scripts.ENQUEUE, group, notes, now_ms, *arguments)
         if reply is None:
@@ -43,7 +53,7 @@ class RedisQueue:
         return decode_entity(group, state)
 
     async def list_available(self, limit: int, queue: str = DEFAULT_QUEUE) -> list[QueuedGroup]:
-        """Return groups of a queue that have no holder, oldest first: at least the first `limit` of them."""
+        """Return groups of a queue without a holder, oldest first (to the millisecond): at least the first `limit` of them."""
         keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
         parts = await asyncio.gather(*(self._run(scripts.QUEUE_AVAILABLE, [key], [max(1, limit)]) for key in keys))
         found = [_queued(entry, queue) for part in parts for entry in part]
@@ -57,7 +67,7 @@ class RedisQueue:
         return QueueCounts(sum(available), sum(claimed), max(ages))
 
     async def holders(self, queue: str = DEFAULT_QUEUE) -> dict[str, int]:
-        """Return the holders of groups of a queue, and for how many ms each has not claimed or extended."""
+        """Return the holders of groups of a queue, and for how many ms (by the server's clock) each did not claim or extend."""
         keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
         found: dict[str, int] = {}
         for part in await asyncio.gather(*(self._run(scripts.QUEUE_HOLDERS, [key], []) for key in keys)):
@@ -69,23 +79,26 @@ class RedisQueue:
     async def claim(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
-        """Claim a group that has no holder; return whether this holder has it now."""
+        """Claim a group that has no holder, for at most `MAX_LEASE_MS`; return whether this holder has it now."""
         return await self._move(group, _NO_HOLDER, holder, _idle(lease_ms), fields, now_ms)
 
     async def extend(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
-        """Set the lease to end this long from now; return False if this holder does not have the group."""
+        """Set the lease to end this long from now; return False if another holder, or none, has the group."""
         return await self._move(group, holder, holder, _idle(lease_ms), fields, now_ms)
 
     async def release(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int, silent_ms: int = 0
     ) -> bool:
-        """Return the group to its old position in its queue; return False if this holder does not have it."""
+        """Return the group to its old position in its queue; return False if this holder does not have it.
+
+        With `silent_ms`, also False if the holder has claimed or extended groups within this time.
+        """
         return await self._move(group, holder, _NO_HOLDER, MAX_LEASE_MS, fields, now_ms, silent_ms=silent_ms)
 
     async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
-        """Remove the group from its queue; return False if this holder does not have it."""
+        """Remove the group from its queue; return False if this holder does not have it (also on a repeated call)."""
         return await self._move(group, holder, _REMOVED, 0, fields, now_ms)
 
     async def _move(

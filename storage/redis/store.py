@@ -1,7 +1,7 @@
-"""The implementation of `Store` on Redis or Valkey.
+"""The store: names, bytes and counts, which it does not interpret, on a Redis or Valkey server or cluster.
 
-Every method is safe to repeat, so a round trip whose response was lost is repeated once. The exception is `update_if`: if its
-first attempt succeeded, the repeated one finds the new values and raises `FieldsChanged` with the current state.
+A *rollout* is a name with fields, counts, an ordered list of named records, a set of named blocks that records share, and
+marks. A round trip whose response was lost is repeated once.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from storage.redis.keys import (
     rollout_keys,
     timers_key,
 )
-from storage.redis.queue import RedisQueue
+from storage.redis.queue import Queue
 from storage.redis.replies import (
     Reply,
     checked,
@@ -63,8 +63,11 @@ from storage.types import (
 )
 
 
-class RedisAnnouncements:
-    """The announcements under `prefix`. `run` waits for durability; `run_fast` does not."""
+class Announcements:
+    """Small values that every `Store.open` returns together with the rollout. They do not expire.
+
+    `run` waits for durability, `run_fast` does not.
+    """
 
     def __init__(self, run: RunScript, prefix: str, *, run_fast: RunScript) -> None:
         self._run = run
@@ -73,11 +76,11 @@ class RedisAnnouncements:
         self._keys = [announcements_key(prefix, bucket) for bucket in BUCKETS]
 
     async def announce(self, name: str, value: bytes) -> Announcement:
-        """Set a value in every bucket; the first bucket assigns its number."""
+        """Set a value and return it. Each `open` that starts after this returned gets this value or a later one."""
         return await self._announced(name, value, await self._number(name, value, ""))
 
     async def announce_if(self, name: str, value: bytes, number: int) -> Announcement | None:
-        """Set a value if the present one has this number (0: there is none); the first bucket decides."""
+        """Set a value if the present one has this number (0: there is none); return None if it has another."""
         assigned = await self._number(name, value, number)
         return None if assigned < 0 else await self._announced(name, value, assigned)
 
@@ -97,24 +100,33 @@ class RedisAnnouncements:
     async def heartbeat(
         self, name: str, value: bytes, *, lifetime_ms: int
     ) -> tuple[dict[str, Announcement], dict[str, bytes]]:
-        """Set a value that expires; return all announcements and all heartbeats that have not expired."""
+        """Set a value that expires after its lifetime (0: at once); return all announcements and all values not expired.
+
+        Heartbeats do not wait for durability.
+        """
         keys = [self._keys[0], self._heartbeats]
         announcements, heartbeats = await self._run_fast(scripts.HEARTBEAT, keys, (name, lifetime_ms, value))
         return decode_announcements(announcements), {readable(sender): value for sender, value in pairs(heartbeats)}
 
 
-class RedisReservations:
-    """The reservations of the rollouts under `prefix`."""
+class Reservations:
+    """Reservations for records of rollouts that have a limit on records (a field `places` with a number).
+
+    `Store.open` makes a reservation, `Store.append` of the record with its name uses it up, and it ends with its lease.
+    """
 
     def __init__(self, run: RunScript, prefix: str) -> None:
         self._run = run
         self._prefix = prefix
 
     def __repr__(self) -> str:
-        return f"<RedisReservations under {self._prefix}>"
+        return f"<Reservations under {self._prefix}>"
 
     async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
-        """Set the lease to end this long from now; 0 releases the reservation."""
+        """Set the lease to end this long from now; 0 releases the reservation.
+
+        Does nothing if the rollout has another incarnation now.
+        """
         keys = rollout_keys(self._prefix, rollout)
         await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))
 
@@ -124,7 +136,7 @@ _RAW: Final = "!"  # before the hex digits of a damaged member, which is no name
 _NAMES_PAGE: Final = 1000
 
 
-class RedisListing:
+class Listing:
     """All names of a store, newest first. `run` does not wait for durability."""
 
     def __init__(self, run: RunScript, prefix: str) -> None:
@@ -166,8 +178,8 @@ def _member(cursor: str) -> bytes:
     return bytes.fromhex(cursor[1:]) if cursor.startswith(_RAW) else cursor.encode()
 
 
-class RedisTimers:
-    """The timers of the rollouts under `prefix`."""
+class Timers:
+    """The timers of rollouts. They do not wait for durability, and every method is safe to repeat."""
 
     def __init__(self, run: RunScript, prefix: str) -> None:
         self._run = run
@@ -175,10 +187,14 @@ class RedisTimers:
         self._keys = [timers_key(prefix, bucket) for bucket in BUCKETS]
 
     def __repr__(self) -> str:
-        return f"<RedisTimers under {self._prefix}>"
+        return f"<Timers under {self._prefix}>"
 
     async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
-        """Return up to `limit` expired timers of each bucket, and set them to `until_ms`."""
+        """Return timers that have expired, and set each to `until_ms`, so that no other claim returns it before.
+
+        The earliest are first within each of the store's sixteen parts, of which each returns up to `limit` timers. Parts that
+        fail return none; raises `StorageError` if one failed and the others have none.
+        """
         claims = (self._run(scripts.TIMERS_CLAIM, [key], (now_ms, until_ms, limit)) for key in self._keys)
         parts = await asyncio.gather(*claims, return_exceptions=True)
         failures = [part for part in parts if isinstance(part, BaseException)]
@@ -194,7 +210,7 @@ class RedisTimers:
         return claimed
 
     async def move(self, times: Mapping[Timer, int | None], *, from_ms: int) -> None:
-        """Set timers to new times, except those that are not at `from_ms`."""
+        """Set timers to new times (None removes one), except those that are not at `from_ms`."""
         buckets: defaultdict[bytes, list[Any]] = defaultdict(list)
         for timer, time_ms in times.items():
             key, member = self._place(timer)
@@ -203,7 +219,7 @@ class RedisTimers:
         await asyncio.gather(*moves)
 
     async def remove(self, timer: Timer) -> None:
-        """Remove a timer."""
+        """Remove a timer; one that does not exist is no error."""
         key, member = self._place(timer)
         await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
 
@@ -222,8 +238,8 @@ def _timer(member: bytes) -> Timer | None:
 _IDLE_TIMEOUT_S: Final = 10.0
 
 
-class RedisChanges:
-    """The changes of the rollouts under `prefix`."""
+class Changes:
+    """Notifications about changes of rollouts, made by any process. They are not stored."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self._servers = servers
@@ -231,7 +247,12 @@ class RedisChanges:
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[AsyncIterator[Change | None]]:
-        """Subscribe on a dedicated connection to the first server that accepts it."""
+        """Iterate over the changes after the context was entered, in order for each rollout, without end.
+
+        None means that nothing was received for some seconds and that the store still responds. Raises `StoreUnreachable` if
+        it does not, on entering or later. Changes made while not subscribed are lost: read the rollouts after subscribing
+        again.
+        """
         async with AsyncExitStack() as stack:
             messages = await self._subscribe(stack)
             yield (None if message is None else decode_change(message) async for message in messages)
@@ -251,15 +272,15 @@ def decode_change(message: bytes) -> Change:
     return Change(rollout, int(record[0]), record[1]) if record else Change(rollout)
 
 
-class RedisCache:
-    """The cache of the store under `prefix`. `run` reads and writes on a connection that calls do not share."""
+class Cache:
+    """Values that any process of the store may have written. They do not wait for durability, and may be gone at any time."""
 
     def __init__(self, run: RunScript, prefix: str) -> None:
         self._run = run
         self._prefix = prefix
 
     def __repr__(self) -> str:
-        return f"<RedisCache under {self._prefix}>"
+        return f"<Cache under {self._prefix}>"
 
     async def get(self, name: str) -> bytes | None:
         """Return a value that was put at most its lifetime ago, or None."""
@@ -268,7 +289,10 @@ class RedisCache:
         return value
 
     async def put(self, name: str, value: bytes, *, lifetime_s: int, limit: int) -> None:
-        """Set a value, and remove the oldest ones of its bucket if they exceed its share of the limit."""
+        """Set a value. If all values have more than `limit` bytes, the oldest are removed first.
+
+        The limit applies to each of the store's sixteen parts by its share. A value above the share is not kept.
+        """
         keys = cache_keys(self._prefix, bucket_for(name))
         await self._run(scripts.CACHE_PUT, keys, (name, value, lifetime_s * 1000, limit // len(BUCKETS)))
 
@@ -278,8 +302,12 @@ _BATCH_TTL_S: Final = 7 * 86_400
 _NO_BARRIER: Final = Barrier()
 
 
-class RedisStore:
-    """A store on a Redis or Valkey server or cluster. `close` awaits `stop` at the end."""
+class Store:
+    """Rollouts in durable storage. Every method raises `StoreUnreachable` if the store does not respond in time.
+
+    Every method is safe to repeat if its response was lost. Each write to a rollout restarts its lifetime (TTL), if the store
+    has one; a read does not. `close` awaits `stop` at the end.
+    """
 
     def __init__(
         self,
@@ -294,18 +322,18 @@ class RedisStore:
         self._durability = options.durability
         self._barrier = barrier
         self._stop = stop
-        self._namespaces: dict[str, RedisStore] = {}
+        self._namespaces: dict[str, Store] = {}
         run_durable, run_pooled = partial(self._run, durable=True), partial(self._run, shared=False)
-        self._listing = RedisListing(run_pooled, options.prefix)
-        self.announcements = RedisAnnouncements(run_durable, options.prefix, run_fast=self._run)
-        self.reservations = RedisReservations(self._run, options.prefix)
-        self.changes = RedisChanges(servers, options.prefix)
-        self.timers = RedisTimers(self._run, options.prefix)
-        self.cache = RedisCache(run_pooled, options.prefix)
-        self.queue = RedisQueue(run_durable, options.prefix, self._ttl_s)
+        self._listing = Listing(run_pooled, options.prefix)
+        self.announcements = Announcements(run_durable, options.prefix, run_fast=self._run)
+        self.reservations = Reservations(self._run, options.prefix)
+        self.changes = Changes(servers, options.prefix)
+        self.timers = Timers(self._run, options.prefix)
+        self.cache = Cache(run_pooled, options.prefix)
+        self.queue = Queue(run_durable, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
-        return f"<RedisStore {self._servers!r}>"
+        return f"<Store {self._servers!r}>"
 
     async def open(
         self,
@@ -319,6 +347,9 @@ class RedisStore:
         """Return the rollout with this name; create it with `fields` if it does not exist.
 
         One round trip, or two if the rollout is new or gets a reservation, which must not be lost.
+
+        A rollout that is created gets a timer at `timer_ms`, in the same transaction.
+        A reservation is made if one is requested and the rollout has fewer records and reservations than its limit.
         """
         incarnation = token_hex(8)
         keys = rollout_keys(self._prefix, rollout)
@@ -344,17 +375,17 @@ class RedisStore:
         return self._ttl_s or None
 
     @property
-    def groups(self) -> "RedisStore":
-        """The groups of this store."""
+    def groups(self) -> "Store":
+        """The groups: entities with fields and marks, in a namespace separate from rollouts."""
         return self._namespace(GROUPS, self._ttl_s)
 
     @property
-    def batches(self) -> "RedisStore":
-        """The batches of this store."""
+    def batches(self) -> "Store":
+        """The batches, stored like groups, with a lifetime of at most one week."""
         return self._namespace(BATCHES, min(self._ttl_s or _BATCH_TTL_S, _BATCH_TTL_S))
 
     def same_slot(self, group: str, rollout: str) -> bool:
-        """Return whether a group and a rollout with these names can be opened together."""
+        """Return whether a group and a rollout with these names can be opened together (1 in 16 pairs of names can)."""
         return bucket_for(group) == bucket_for(rollout)
 
     async def open_group(
@@ -366,7 +397,11 @@ class RedisStore:
         now_ms: int,
         timer_ms: int | None = None,
     ) -> StoredEntity:
-        """Create a group and its rollouts with their fields in one transaction; return the group."""
+        """Create a group and its rollouts with their fields in one transaction; return the group.
+
+        Each rollout that is created gets a timer at `timer_ms`. If the group exists, nothing is changed. Raises `ValueError`
+        for a rollout that is not in the `same_slot`.
+        """
         if not all(self.same_slot(group, rollout) for rollout in rollouts):
             raise ValueError("a rollout of the group is not in the same slot")
         incarnation = token_hex(8)
@@ -382,7 +417,7 @@ class RedisStore:
         return decode_entity(group, reply, new_incarnation=incarnation)
 
     async def get(self, rollout: str) -> StoredEntity | None:
-        """Return the rollout with this name, or None."""
+        """Return the rollout with this name, or None. Creates nothing."""
         key = rollout_keys(self._prefix, rollout).rollout
         reply = checked((await self._servers.execute(key, [("HGETALL", key)], shared=True))[0])
         return decode_entity(rollout, reply) if reply else None
@@ -396,7 +431,12 @@ class RedisStore:
         now_ms: int,
         touched_ms: int | None = None,
     ) -> StoredEntity | None:
-        """Set fields if all fields have the expected values; return the new state, or None if the rollout does not exist."""
+        """Set fields (None removes one) if all fields have the expected values (None: absent); return the new state.
+
+        If `touched_ms` is given, it must be the expected one, too. Returns None if the rollout does not exist. Raises
+        `FieldsChanged`, without writing, if a field has another value. If the response was lost, a repeated call can fail
+        because of its own first attempt: compare the current state.
+        """
         expected = [*encode_optional(expect), *(() if touched_ms is None else ("touched_ms", f"={touched_ms}"))]
         arguments = (len(expected) // 2, *expected, *encode_optional(fields))
         reply = await self._write(scripts.UPDATE_IF, rollout_keys(self._prefix, rollout), now_ms, *arguments)
@@ -408,7 +448,17 @@ class RedisStore:
         return decode_entity(rollout, state)
 
     async def append(self, entry: StepWrite, *, now_ms: int) -> Appended:
-        """Store a record with its blocks and counts in one transaction, with the durability that the store is set to."""
+        """Store a record with its blocks and counts in one transaction, with the durability that the store is set to.
+
+        One round trip. Appending the same name again only updates `touched_ms` and returns the position of the first append,
+        so a call whose response was lost can be repeated. If the rollout has expired since it was opened, an entry with an
+        origin restores it with the same incarnation; if it was opened again since, the record is added to the new incarnation.
+
+        Raises:
+            RolloutDeleted: the rollout was deleted.
+            RolloutExpired: the rollout has expired and the entry has no origin.
+            MissingBlocks: required blocks are not stored.
+        """
         keys = rollout_keys(self._prefix, entry.rollout)
         arguments: list[bytes | str | int] = [keys.encoded, now_ms, self._ttl_s]
         if len(entry.blocks) + len(entry.required_blocks) > MANY_ARGUMENTS:
@@ -427,13 +477,20 @@ class RedisStore:
         return Appended(position, bool(is_late), bool(is_restored))
 
     async def mark(self, rollout: str, incarnation: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
-        """Set marks. Raises `RolloutDeleted`."""
+        """Set marks: small values that become known after a record was stored (a reward, a disconnected client).
+
+        Raises:
+            RolloutDeleted: the rollout was deleted, or it has expired and was not opened again.
+        """
         encoded = (part for mark in marks.items() for part in mark)
         if await self._write_unless_deleted(scripts.MARK, rollout, now_ms, incarnation, *encoded) < 0:
             raise _deleted(rollout)
 
     async def renew(self, rollout: str, incarnation: str | None, *, now_ms: int = 0) -> bool:
-        """Restart the lifetime of a rollout, and set `touched_ms` unless `now_ms` is 0; return whether it exists."""
+        """Restart the lifetime of a rollout (None: of any incarnation); return whether it exists. Not durable.
+
+        If `now_ms` is not 0, it also becomes `touched_ms`. Nothing else changes, and no change is published.
+        """
         keys = rollout_keys(self._prefix, rollout)
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation or "")
         return bool(await self._run(scripts.RENEW, keys.all, arguments))
@@ -482,7 +539,10 @@ class RedisStore:
         return {name: block for name, block in zip(names, blocks, strict=True) if block is not None}
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
-        """Return a page of rollout names, newest first. Raises `ValueError` for an invalid cursor."""
+        """Return a page of rollout names, newest first. Raises `ValueError` for an invalid cursor.
+
+        Paging is stable under concurrent writes: rollouts that exist throughout are listed exactly once.
+        """
         return await self._listing.page(cursor, limit, since_ms)
 
     def names(self) -> AsyncIterator[str]:
@@ -490,7 +550,10 @@ class RedisStore:
         return self._listing.names()
 
     async def delete(self, rollout: str, *, touched_ms: int | None = None) -> bool:
-        """Delete all data of a rollout, unless it was touched since `touched_ms`; return whether it was deleted."""
+        """Delete all data of a rollout; return whether it was deleted. Appends to its incarnation fail from then on.
+
+        If `touched_ms` is given, a rollout that was touched at another time is not deleted.
+        """
         expected = () if touched_ms is None else (touched_ms,)
         return bool(await self._write_unless_deleted(scripts.DELETE, rollout, 0, *expected, with_timers=True))
 
@@ -505,16 +568,16 @@ class RedisStore:
         return stored
 
     async def info(self) -> dict[str, str]:
-        """Return facts for operators: servers, version, durability, memory."""
+        """Return facts for operators: servers, version, durability, memory. Connects to the store."""
         servers = [await fetch_info(server) for server in await self._servers.all()]
         return {"durability": self._durability, "ttl_s": str(self._ttl_s or "none"), **summarize(servers)}
 
     async def warnings(self) -> Sequence[ServerWarning]:
-        """Return the problems of the servers and how to fix them."""
+        """Return the problems of the servers and how to fix them. Connects to the store."""
         return [warning for server in await self._servers.all() for warning in (await fetch_info(server)).warnings]
 
     async def ping(self) -> None:
-        """Return if all servers respond. Raises `StoreUnreachable` otherwise."""
+        """Return if the store responds. Raises `StoreUnreachable` otherwise."""
         for server in await self._servers.all():
             (reply,) = await server.execute(b"", [("PING",)])
             checked(reply)
@@ -540,10 +603,10 @@ class RedisStore:
         all_keys = (*keys.all, keys.deleted, keys.timers) if with_timers else (*keys.all, keys.deleted)
         return self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)
 
-    def _namespace(self, name: str, ttl_s: int) -> "RedisStore":
+    def _namespace(self, name: str, ttl_s: int) -> "Store":
         if name not in self._namespaces:
             options = StoreOptions(self._prefix + name, ttl_s or None, self._durability)
-            self._namespaces[name] = RedisStore(self._servers, options, self._barrier)
+            self._namespaces[name] = Store(self._servers, options, self._barrier)
         return self._namespaces[name]
 
     async def _run(

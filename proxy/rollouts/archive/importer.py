@@ -28,7 +28,7 @@ from proxy.trajectory.blocks import BlockReader, KnownBlocks
 from proxy.trajectory.codec import UnreadableRecord, decode
 from proxy.trajectory.json_bytes import to_json_bytes
 from storage.errors import FieldsChanged
-from storage.store import Store
+from storage.redis.store import Store
 from storage.types import StepWrite
 
 _IMPORTING: Final = "importing"

@@ -45,7 +45,7 @@ from proxy.upstream import Endpoint, Upstream, least_loaded
 from proxy.upstream.concurrency import off_loop, run_all
 from proxy.upstream.tokenizers import TokenTexts, detokenize_at_engine
 from storage.errors import StorageError
-from storage.store import Store
+from storage.redis.store import Store
 
 T = TypeVar("T")
 TextOf: TypeAlias = Callable[[Sequence[int]], Awaitable[str | None]]

@@ -1,4 +1,4 @@
-"""RedisStore: lifetimes, lost responses, paging, prefixes."""
+"""Store: lifetimes, lost responses, paging, prefixes."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from storage import StoreOptions, open_store
 from storage.errors import StorageError, StoreUnreachable
 from storage.redis.keys import BUCKETS, bucket_for, cache_keys, rollout_keys
-from storage.redis.store import RedisTimers, decode_change
+from storage.redis.store import Timers, decode_change
 from storage.types import Change, Origin, StepWrite, Timer
 
 
@@ -494,9 +494,9 @@ async def test_parts_that_fail_do_not_hide_the_timers_of_others():
             raise StoreUnreachable("this server is down")
         return [b"r b"] if b"{5x}" in keys[0] and arguments[0] == 5 else []
 
-    timers = RedisTimers(run, "tt")
+    timers = Timers(run, "tt")
 
     assert [Timer("r", "b")] == await timers.claim(9, now_ms=5, until_ms=6)
     with pytest.raises(StoreUnreachable):
         await timers.claim(9, now_ms=4, until_ms=6)
-    assert "<RedisTimers under tt>" == repr(timers)
+    assert "<Timers under tt>" == repr(timers)
