@@ -62,32 +62,23 @@ class MissingAdvantage(Inexpressible):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows of a rollout, before they are rendered.
+    """The rows of a rollout, before they are rendered."""
 
-    `trained` has an entry for each row: the ids of the steps whose sampled tokens are trained in that row (none for a
-    row that trains nothing). `threads` has the thread of each row, and is empty if threads are unknown. `skipped` lists the
-    steps that no row trains. `render` yields the rows in the same order,
-    so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot represent. `pack` does the
-    same for columnar containers, with arrays of ids (`array`), of masks (`bytearray`) and of logprobs (`Floats`) instead of
-    lists; None for formats that have lists only. `rescored` describes what scored each row, if rows have scores.
-    """
-
-    trained: Sequence[tuple[str, ...]]
-    skipped: list[dict[str, Any]]
+    trained: Sequence[tuple[str, ...]]  # of each row, the ids of the steps whose sampled tokens it trains
+    skipped: list[dict[str, Any]]  # the steps that no row trains
+    # Yields the rows in this order, one at a time; raises `Inexpressible` at a row that the format cannot represent.
     render: Callable[[], Iterator[Any]]
+    # The same for columnar containers, with arrays of ids (`array`), masks (`bytearray`) and logprobs (`Floats`).
     pack: Callable[[], Iterator[Any]] | None = None
-    rescored: Sequence[Mapping[str, Any]] = ()
-    threads: Sequence[str | None] = ()
+    rescored: Sequence[Mapping[str, Any]] = ()  # what scored each row, if rows have scores
+    threads: Sequence[str | None] = ()  # of each row; empty if threads are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one rollout as JSON values; `trained`, `skipped`, `rescored` and `threads` are those of its `Plan`.
+    """The rows of one rollout as JSON values, with the other fields of its `Plan`."""
 
-    A row is an object; `prime_rl`'s is an array.
-    """
-
-    rows: list[Any]
+    rows: list[Any]  # objects; those of `prime_rl` are arrays
     skipped: list[dict[str, Any]]
     trained: Sequence[tuple[str, ...]] = ()
     rescored: Sequence[Mapping[str, Any]] = ()

@@ -19,13 +19,13 @@ from proxy.trajectory.step import Step
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """The context of a row: the steps by id, the fill values, and whether the row is the only one of its rollout."""
+    """The context of a row."""
 
     name: str
     facts: RolloutFacts
-    steps: Mapping[str, Step]
+    steps: Mapping[str, Step]  # by id
     fill: Fill
-    alone: bool = True
+    alone: bool = True  # the row is the only one of its rollout
 
     def of_row(self, facts: RolloutFacts) -> "RowSource":
         """Return the context of a row with these facts."""

@@ -21,10 +21,7 @@ from proxy.trajectory.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One prompt and what was sampled after it.
-
-    `cut`: `max_len` removed something. `overlong_prompt`: it removed all that was sampled, and a part of the prompt.
-    """
+    """One prompt and what was sampled after it."""
 
     step: Step
     choice: Choice
@@ -32,8 +29,8 @@ class TurnRow:
     ids: list[int]
     logprobs: list[float]
     is_last: bool = False
-    cut: bool = False
-    overlong_prompt: bool = False
+    cut: bool = False  # `max_len` removed something
+    overlong_prompt: bool = False  # it removed all that was sampled, and a part of the prompt
 
     @property
     def truncated(self) -> bool:
@@ -48,15 +45,12 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A choice that gets a row, before its tokens are copied. `room` is the maximum length, None if it fits.
-
-    `has_tokens`: false if the engine returned no token ids.
-    """
+    """A choice that gets a row, before its tokens are copied."""
 
     step: Step
     choice: Choice
-    room: int | None = None
-    has_tokens: bool = True
+    room: int | None = None  # the maximum length, None if it fits
+    has_tokens: bool = True  # false if the engine returned no token ids
 
     @property
     def key(self) -> tuple[str, int]:
@@ -71,14 +65,10 @@ class _Chosen:
 
 
 class TurnView(Format):
-    """A format with one row for each turn.
+    """A format with one row for each turn."""
 
-    `cuts`: a turn can be cut to `max_len`. `keeps_empty`: it has a row even if nothing sampled is left.
-    """
-
-    name: str
-    cuts = False
-    keeps_empty = False
+    cuts = False  # a turn can be cut to `max_len`
+    keeps_empty = False  # it then has a row even if nothing sampled is left
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Plan a view of each turn, the oldest first; the turns of threads with a reward of their own follow the others.

@@ -27,7 +27,7 @@ from proxy.api.requests import served
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.engines import EndpointSettings, PolicySettings, with_default
-from proxy.config.sections import AgentsSettings, ArchiveSettings, SamplingSettings, StoreSettings, ThreadSettings
+from proxy.config.sections import AgentsSettings, ArchiveSettings, StoreSettings, ThreadSettings
 from proxy.config.settings import Settings, TracingSettings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
@@ -185,7 +185,7 @@ async def _make_context(
         agent_keys=_keys(settings.agents.api_keys),
         control_keys=_keys(settings.control.api_keys),
         secret=secret,
-        sampling=_sampling(settings.sampling),
+        sampling=Sampling(**dict(settings.sampling)),
         translation=TranslationOptions(**dict(settings.dialects)),
         tokenizers=tokenizers,
         registry=registry,
@@ -327,10 +327,6 @@ def _audits(
 def _threads(settings: ThreadSettings) -> ThreadOptions:
     rules = rules_of(settings.presets, (ThreadRule(**dict(rule)) for rule in settings.rules))
     return ThreadOptions(rules, settings.default)
-
-
-def _sampling(settings: SamplingSettings) -> Sampling:
-    return Sampling(settings.override, settings.default, settings.cap)
 
 
 def _journal(settings: StoreSettings) -> Journal | None:

@@ -196,17 +196,13 @@ def route(method: str, *paths: str) -> Callable[[Handler], Handler]:
 
 
 class EngineRoutes:
-    """The base of an engine's routes.
-
-    `owned_by`: the owner in the model list. `text_key`: the key of the text in the response of `/detokenize`,
-    which `skips_special_tokens` by default.
-    """
+    """The base of an engine's routes."""
 
     __slots__ = ("_engine",)
 
-    owned_by: ClassVar[str]
-    text_key: ClassVar[str]
-    skips_special_tokens: ClassVar[bool] = False
+    owned_by: ClassVar[str]  # in the model list
+    text_key: ClassVar[str]  # of the text in the response of `/detokenize`
+    skips_special_tokens: ClassVar[bool] = False  # by default
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -44,15 +44,11 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token.
-
-    `text` is what the token adds to the text: nothing, its own string, or also text that was held back before.
-    `logprobs` has the token itself, then the most likely tokens if alternatives are requested.
-    """
+    """One sampled token."""
 
     id: int
-    text: str
-    logprobs: tuple[TokenLogprob, ...]
+    text: str  # what it adds to the text: nothing, its own string, or also text that was held back before
+    logprobs: tuple[TokenLogprob, ...]  # the token itself, then the most likely ones if alternatives are requested
     distribution: TokenDistribution
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -60,11 +56,11 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """What ends a choice. `eos_ids` end a turn; empty with `ignore_eos`."""
+    """What ends a choice."""
 
     max_tokens: int
     min_tokens: int = 0
-    eos_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()  # they end a turn; empty with `ignore_eos`
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     include_stop: bool = False
@@ -150,23 +146,16 @@ _END_OF_TEXT: Final = "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How to generate a choice, apart from the fields of `CommonFields`.
+    """How to generate a choice, apart from the fields of `CommonFields`."""
 
-    `max_tokens` is what the context window allows. `alternatives` is the number of most likely tokens to score at each
-    position. `make_call` returns the ids of the tool call that the reply consists of. With `reasoning` the reply begins
-    with reasoning; `reasoning_open`: the prompt ends with the tag that opens it. `make_scripted` returns the ids of the
-    whole reply of a script, `ends_with_call` is whether the reply has a tool call, and `disconnect_after` is the number of
-    tokens after which the engine disconnects.
-    """
-
-    max_tokens: int
-    alternatives: int = 0
-    make_call: Callable[[RandomStream], Sequence[int]] | None = None
-    reasoning: bool = False
-    reasoning_open: bool = False
+    max_tokens: int  # what the context window allows
+    alternatives: int = 0  # most likely tokens to score at each position
+    make_call: Callable[[RandomStream], Sequence[int]] | None = None  # the ids of the call that the reply consists of
+    reasoning: bool = False  # the reply begins with reasoning
+    reasoning_open: bool = False  # the prompt ends with the tag that opens it
     ends_with_call: bool = False
-    make_scripted: Callable[[RandomStream], Sequence[int]] | None = None
-    disconnect_after: int | None = None
+    make_scripted: Callable[[RandomStream], Sequence[int]] | None = None  # the ids of the whole reply of a script
+    disconnect_after: int | None = None  # tokens
 
 
 @dataclass(frozen=True, slots=True)

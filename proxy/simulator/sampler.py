@@ -59,15 +59,11 @@ def prefix_from(ids: Iterable[int]) -> Prefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnigramTail:
-    """The part of every distribution that does not depend on the prefix.
+    """The part of every distribution that does not depend on the prefix."""
 
-    `probabilities` has one entry per id and sums to `_TAIL_SHARE`; `ascending` is the same, sorted; `ids` are all ids,
-    most likely first.
-    """
-
-    probabilities: Sequence[float]
-    ascending: Sequence[float]
-    ids: Sequence[int]
+    probabilities: Sequence[float]  # by id; the sum is `_TAIL_SHARE`
+    ascending: Sequence[float]  # the same, sorted
+    ids: Sequence[int]  # all, most likely first
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +166,11 @@ Split = Callable[[int, RandomStream], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The tokens that are a whole word with a leading space, which can follow any text.
-
-    `cumulative_counts` are their frequencies, added up; `texts` are the longer words, without the space.
-    """
+    """The tokens that are a whole word with a leading space, which can follow any text."""
 
     tokens: Sequence[int]
-    cumulative_counts: Sequence[float]
-    texts: Sequence[str]
+    cumulative_counts: Sequence[float]  # their frequencies, added up
+    texts: Sequence[str]  # the longer words, without the space
 
     def pick(self, unit: float) -> int:
         """Return the word at a point of the unit interval."""

@@ -37,16 +37,12 @@ _MAX_CACHED_WORDS: Final = 50_000  # about 10 MB; real prompts have far fewer di
 
 
 class Vocabulary(TypedDict):
-    """The contents of `vocabulary.json`.
+    """The contents of `vocabulary.json`."""
 
-    `merges`: pairs of ids. `counts` and `followers`, by id: how often a token occurs in the training text, and which
-    tokens often follow it. `starters`: ids that often begin a sentence.
-    """
-
-    merges: list[tuple[int, int]]
-    counts: list[int]
-    followers: list[list[int]]
-    starters: list[int]
+    merges: list[tuple[int, int]]  # of ids
+    counts: list[int]  # by id: how often a token occurs in the training text
+    followers: list[list[int]]  # by id: which tokens often follow it
+    starters: list[int]  # ids that often begin a sentence
 
 
 @cache
