@@ -362,6 +362,7 @@ class _Group:
     rule: ThreadRule | None = None
     kind: ThreadKind | None = None
     parent: "_Group | None" = None
+    name: str = ""
 
     @property
     def is_task(self) -> bool:
@@ -373,10 +374,10 @@ class _Group:
         return self.openings[0]
 
     @property
-    def first(self) -> Opening:
-        """The oldest step after the one that samples the summary with which a compaction begins."""
+    def own(self) -> list[Opening]:
+        """The steps but the one that samples the summary with which a compaction begins, if there are others."""
         source = None if self.start is None else self.start.source
-        return next((opening for opening in self.openings if opening.step_id != source), self.oldest)
+        return [opening for opening in self.openings if opening.step_id != source] or self.openings
 
     @property
     def model_and_prompt(self) -> tuple[str | None, bytes]:
@@ -390,16 +391,13 @@ class _Group:
 def _found(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Threads:
     groups = _grouped(ordered, rules)
     _classify(groups)
-    names: dict[int, str] = {}
     by_name: dict[str, list[_Group]] = {}
     for group in groups:
-        names[id(group)] = name = _name(group)
-        by_name.setdefault(name, []).append(group)
-    group_of = {opening.step_id: group for group in groups for opening in group.openings}
-    threads = {name: _thread(name, alike, names) for name, alike in by_name.items()}
-    of = {step_id: threads[names[id(group)]] for step_id, group in group_of.items()}
-    ordered_threads = sorted(threads.values(), key=lambda thread: thread.kind != MAIN)
-    return Threads(tuple(ordered_threads), of)
+        group.name = _name(group)
+        by_name.setdefault(group.name, []).append(group)
+    threads = {name: _thread(alike) for name, alike in by_name.items()}
+    of = {opening.step_id: threads[group.name] for group in groups for opening in group.openings}
+    return Threads(tuple(sorted(threads.values(), key=lambda thread: thread.kind != MAIN)), of)
 
 
 def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> list[_Group]:
@@ -451,31 +449,28 @@ def _classify(groups: Sequence[_Group]) -> None:
             group.kind = "compaction"
     open_groups = [group for group in groups if group.kind is None]
     beside = _auxiliary([group for group in groups if group.rule is None or group.kind != "auxiliary"], open_groups)
-    candidates = [group for group in open_groups if id(group) not in beside] or open_groups
+    candidates = [group for group in open_groups if group not in beside] or open_groups
     if candidates and not any(group.kind == MAIN for group in groups):
         min(candidates, key=lambda group: group.oldest.step_id).kind = MAIN
     for group in open_groups:
         if group.kind is None:
-            group.kind = "auxiliary" if id(group) in beside else "sub-agent"
+            group.kind = "auxiliary" if group in beside else "sub-agent"
 
 
-def _auxiliary(others: Sequence[_Group], groups: Sequence[_Group]) -> set[int]:
-    """Return the identities of the groups beside which another one has tools or more turns, and another prompt or model."""
+def _auxiliary(others: Sequence[_Group], groups: Sequence[_Group]) -> set[_Group]:
+    """Return the groups beside which another one has tools or more turns, and another prompt or model."""
     best: dict[Any, tuple[bool, int]] = {}
     for group in others:
         key = group.model_and_prompt
         best[key] = max(best.get(key, (False, 0)), (group.is_long, len(group.turns)))
-    first, second = [
-        *sorted(best.items(), key=lambda item: item[1], reverse=True),
-        (None, (False, 0)),
-        (None, (False, 0)),
-    ][:2]
+    ranked: list[tuple[Any, tuple[bool, int]]] = sorted(best.items(), key=lambda item: item[1], reverse=True)
+    first, second = [*ranked, (None, (False, 0)), (None, (False, 0))][:2]
 
     def is_beside(group: _Group) -> bool:
         _, (is_long, turns) = second if first[0] == group.model_and_prompt else first
         return not group.is_long and (is_long or turns > len(group.turns))
 
-    return {id(group) for group in groups if is_beside(group)}
+    return {group for group in groups if is_beside(group)}
 
 
 def _name(group: _Group) -> str:
@@ -484,30 +479,27 @@ def _name(group: _Group) -> str:
         return group.agent
     if group.kind == MAIN:
         return MAIN
-    source = None if group.start is None else group.start.source
-    others = [opening for opening in group.openings if opening.step_id != source] or group.openings
     started = b"" if group.start is None else group.start.text.encode(errors="replace")
     if group.rule is not None and group.rule.kind == "sub-agent":
         started = group.oldest.digest
-    keys = [("\0".join((each.model or "", *sorted(each.tools))), each.system.key) for each in others]
+    keys = [("\0".join((each.model or "", *sorted(each.tools))), each.system.key) for each in group.own]
     digests = (blake2b(key + text.encode(errors="replace"), digest_size=16).digest() for text, key in keys)
     digest = blake2b(min(digests) + started, digest_size=_DIGEST_BYTES)
     return f"{group.kind}:{digest.hexdigest()}"
 
 
-def _thread(name: str, groups: Sequence[_Group], names: Mapping[int, str]) -> Thread:
-    group = groups[0]
-    start = group.start
-    parent = group.parent
-    text = next(reversed([*group.first.parts()]), "") if start is None else start.text
+def _thread(groups: Sequence[_Group]) -> Thread:
+    group = groups[0]  # the others have the same name
+    start, parent = group.start, group.parent
+    text = next(reversed([*group.own[0].parts()]), "") if start is None else start.text
     return Thread(
-        name=name,
+        name=group.name,
         kind=group.kind or MAIN,
         agent=None if group.is_task else group.agent,
         model=group.oldest.model,
         title=title_of(text),
         steps=sum(len(each.openings) for each in groups),
-        parent=None if parent is None or parent is group else names[id(parent)],
+        parent=None if parent is None or parent is group else parent.name,
         started_by=None if start is None else start.source,
         tool=None if start is None else start.tool,
     )
