@@ -173,29 +173,21 @@ class Conversations:
             if role_of(message) != "assistant":
                 continue
             equal = replies.get(_key(message, text_of(message)), ())
-            ranks = {id(turn): _rank(turn.reply, message) for turn in equal}
-            equal = [turn for turn in equal if drops_thoughts or ranks[id(turn)]]
+            ranks = {turn: _rank(turn.reply, message) for turn in equal}
+            equal = [turn for turn in equal if drops_thoughts or ranks[turn]]
             if equal:
                 step_ids = named.get(chain[before])
                 meant = [turn for turn in equal if step_ids is None or turn.step_id in step_ids]
                 meant = [turn for turn in meant if sent.may_contain(turn)]
-                yield before + 1, self._nearest(meant, fits, ranks, agent, chain)
+                order = (fits, ranks.__getitem__, lambda turn: turn.agent == agent)
+                yield before + 1, self._nearest(meant, order, chain)
 
-    def _nearest(
-        self,
-        meant: list[Turn],
-        fits: Callable[[Turn], bool],
-        ranks: Mapping[int, int],
-        agent: str | None,
-        chain: Sequence[bytes],
-    ) -> list[Turn]:
-        for rank in (
-            fits,
-            lambda turn: ranks[id(turn)],
-            lambda turn: turn.agent == agent,
+    def _nearest(self, meant: list[Turn], order: Sequence[Callable[[Turn], int]], chain: Sequence[bytes]) -> list[Turn]:
+        others: tuple[Callable[[Turn], int], ...] = (
             lambda turn: self._shared(turn, chain),
             lambda turn: turn.is_delivered,
-        ):
+        )
+        for rank in (*order, *others):
             if len(meant) < 2:
                 break
             ranked = [(rank(turn), turn) for turn in meant]
