@@ -323,34 +323,36 @@ class Vllm(Engine):
         With --return-sampling-mask, which requires processed logprobs (0.32.0, config/vllm.py), generate returns masks, and the
         logprobs are over their tokens: only penalties, biases and a grammar make them others than those of the model.
         """
-        choices, is_generate = response.get("choices") or (), dialect == "generate"
-        sampled = tuple(_sampled(choice, is_generate=is_generate) for choice in choices)
-        disagree = any(
-            has_other_ids_as_names(choice, choice.get("token_ids")) or (is_generate and _disagrees(choice))
-            for choice in choices
-        )
-        problems = ("ids_disagree",) if disagree else ()
+        is_generate = dialect == "generate"
+        sampled: list[Sampled] = []
+        problems: tuple[str, ...] = ()
+        for choice in response.get("choices") or ():
+            ids = choice.get("token_ids")
+            sampled.append(
+                Sampled(
+                    index=index_of(choice),
+                    prompt_ids=choice.get("prompt_token_ids"),
+                    ids=ids,
+                    logprobs=logprobs_of(choice),
+                    finish_reason=choice.get("finish_reason"),
+                    stop_reason=choice.get("stop_reason"),
+                    spans=_spans(choice.get("weight_versions")) if is_generate else None,
+                    routed_experts=choice.get("routed_experts"),
+                    sampling_mask=choice.get("sampling_mask") if is_generate else None,
+                )
+            )
+            if has_other_ids_as_names(choice, ids) or (is_generate and _disagrees(choice)):
+                problems = ("ids_disagree",)
         prompt = response.get("prompt_token_ids")
-        if all(each.sampling_mask is None for each in sampled):
-            return Tokens(prompt, sampled, problems)
+        if not is_generate or all(each.sampling_mask is None for each in sampled):
+            return Tokens(prompt, tuple(sampled), problems)
         sent = sent if isinstance(sent := body.get("sampling_params"), dict) else {}
         is_constrained = has_grammar(sent, _GRAMMARS) or changes_distribution(sent, BIASES)
-        return Tokens(prompt, sampled, problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
+        return Tokens(prompt, tuple(sampled), problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
 
 
-def _sampled(choice: Json, *, is_generate: bool) -> Sampled:
-    versions = choice.get("weight_versions") if is_generate else None
-    return Sampled(
-        index=index_of(choice),
-        prompt_ids=choice.get("prompt_token_ids"),
-        ids=choice.get("token_ids"),
-        logprobs=logprobs_of(choice),
-        finish_reason=choice.get("finish_reason"),
-        stop_reason=choice.get("stop_reason"),
-        spans=None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions),
-        routed_experts=choice.get("routed_experts"),
-        sampling_mask=choice.get("sampling_mask") if is_generate else None,
-    )
+def _spans(versions: Any) -> tuple[tuple[Any, Any, Any], ...] | None:
+    return None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions)
 
 
 _RENDER: Final = TraitsRequest(
