@@ -11,7 +11,7 @@ from proxy.api.api_keys import KeyRing
 from proxy.api.memory_limit import InFlightBytes, StartPacing
 from proxy.clock import Clock
 from proxy.config.settings import Settings
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.admission import Admission

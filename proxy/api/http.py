@@ -7,8 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
-from proxy.protocols.dialects.base import ErrorDialect
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import ErrorDialect, TranslationOptions
 from proxy.protocols.translated_call import CallAdapter
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import Step

@@ -13,8 +13,7 @@ import orjson
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import GENERATES, Dialect, ErrorDialect, ResponseOptions, requested_usage
-from proxy.protocols.dialects.translation import Translator
+from proxy.protocols.dialects.base import GENERATES, Dialect, ErrorDialect, ResponseOptions, Translator, requested_usage
 from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, Injection, Json
 from proxy.protocols.engines.quirks import Framing, applicable, choose_framing, has_more_than_text
 from proxy.protocols.number_lists import KnownPrompt

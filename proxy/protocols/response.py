@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from proxy.protocols.accumulators import ChatAccumulator
-from proxy.protocols.dialects.base import Dialect
-from proxy.protocols.dialects.translation import ResponseRenderer, Translator
+from proxy.protocols.dialects.base import Dialect, ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, Json, StripRules
 from proxy.protocols.lenient_json import read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists

@@ -9,8 +9,7 @@ from typing import Any, Final, Self
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import METHODS, TRANSLATORS
-from proxy.protocols.dialects.base import is_on
-from proxy.protocols.dialects.translation import (
+from proxy.protocols.dialects.base import (
     NO_REFERENCES,
     CallIdentity,
     References,
@@ -18,6 +17,7 @@ from proxy.protocols.dialects.translation import (
     ResponseRenderer,
     TranslationOptions,
     Translator,
+    is_on,
 )
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Outcome

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import EngineDisconnected
-from proxy.protocols.dialects.translation import ResponseRenderer
+from proxy.protocols.dialects.base import ResponseRenderer
 from proxy.protocols.engines.base import Engine, Json, StreamShape
 from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.lenient_json import NotJson, read_json, write_loosely

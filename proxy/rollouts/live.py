@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import structs
 
 from proxy.continuation.turns import Turns
-from proxy.protocols.long_texts import LongText
+from proxy.protocols.json_weight import LongText
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.rollouts.rollout import DRIFT_FIELD, Rollout, read_rollout
 from proxy.telemetry.metrics import Metrics

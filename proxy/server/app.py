@@ -29,7 +29,7 @@ from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.engines import EndpointSettings, PolicySettings, with_default
 from proxy.config.sections import AgentsSettings, ArchiveSettings, StoreSettings, ThreadSettings
 from proxy.config.settings import Settings, TracingSettings
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.admission import Admission

@@ -13,7 +13,7 @@ import orjson
 
 from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, read_ids, token_count_request, tokenize_request
 from proxy.protocols.plan import Plan, edit, with_image_tokens

@@ -9,7 +9,7 @@ from tests.support.fakes import proxying
 
 from proxy.api import compat
 from proxy.protocols.dialects import TRANSLATORS
-from proxy.protocols.dialects.translation import NO_REFERENCES, References, ResponseRenderer, Translator
+from proxy.protocols.dialects.base import NO_REFERENCES, References, ResponseRenderer, Translator
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import (
     Engine,

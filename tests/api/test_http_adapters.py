@@ -4,7 +4,7 @@ import pytest
 
 from proxy.api.http import CallRoute
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 
 CHAT = DIALECTS["/v1/chat/completions"]
 

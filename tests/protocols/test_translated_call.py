@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.fakes import proxying
 from tests.support.recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, plan_of, play
 
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import Plan

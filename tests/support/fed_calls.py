@@ -18,6 +18,7 @@ from proxy.continuation.turns import Turns
 from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.gemini.paths import STREAM, Target, alt_from, bound_fields, is_gemini, read_target
@@ -26,11 +27,10 @@ from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_refer
 from proxy.protocols.dialects.responses.item_ids import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
 from proxy.protocols.dialects.tool_arguments import PartialObject
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine
 from proxy.protocols.engines.base import CallOptions, ProbeResponse
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.long_texts import fresh_bytes, read_long
+from proxy.protocols.json_weight import fresh_bytes, read_long
 from proxy.protocols.number_lists import KnownPrompt, cut_tokens, prompt_of, read_lists, repeated_tokens
 from proxy.protocols.plan import (
     Plan,

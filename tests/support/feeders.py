@@ -26,7 +26,7 @@ from tests.support.feeding import (
 from tests.support.forests import make_choice
 from tests.support.threaded import user
 
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences
 from proxy.protocols.engines.base import StripRules
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step

@@ -6,8 +6,8 @@ import orjson
 from hypothesis import strategies as st
 
 from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 
 IDENTITY = CallIdentity("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_790_000_000, "gpt-5")
 TOOLS = [

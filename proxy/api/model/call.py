@@ -16,7 +16,7 @@ from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.long_texts import LongText
+from proxy.protocols.json_weight import LongText
 from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session
 from proxy.protocols.sampling import NO_RULES
 from proxy.protocols.token_annotations import TokenAnnotations

@@ -18,17 +18,16 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute, adapter_of, downstream
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
-from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
 from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
-from proxy.api.model.unrecorded import forward
+from proxy.api.model.unrecorded import forward, is_probe
 from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.engines.base import CallOptions
-from proxy.protocols.long_texts import LONG_TEXT, LongText, fresh_bytes, read_long
+from proxy.protocols.json_weight import LONG_TEXT, LongText, fresh_bytes, read_long
 from proxy.protocols.plan import edit
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CallAdapter, TranslatedCall

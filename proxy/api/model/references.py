@@ -18,10 +18,10 @@ from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.requests import query_from
 from proxy.errors import NotFound
+from proxy.protocols.dialects.base import ResolvedReferences
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import Sent, Turn, input_items, resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
-from proxy.protocols.dialects.translation import ResolvedReferences
 from proxy.protocols.translated_call import TranslatedCall, call_identity
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.steps import read_step

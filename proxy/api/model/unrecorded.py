@@ -1,8 +1,8 @@
-"""Requests that are forwarded without a step: the list of models, count_tokens, and the paths on the allow-list."""
+"""Requests without a step: health probes, the list of models, count_tokens, and the paths on the allow-list."""
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -14,8 +14,10 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import RESPONSE_STARTED, downstream, json_response
 from proxy.api.model.call import ModelRequest
+from proxy.config.sections import ProbeSettings
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
-from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects import DIALECTS, Dialect
+from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, error_dialect_for, read_translated_call
@@ -192,3 +194,49 @@ def unknown_path(method: str, endpoint: str) -> NotFound:
     return NotFound(
         f"{method} {endpoint} is not supported: it is neither a recorded endpoint nor listed in engines.passthrough."
     )
+
+
+# Health probes: calls that only check whether the server responds
+
+_BOUNDS: Final = ("max_completion_tokens", "max_tokens")
+_MAX_BYTES: Final = 512  # a probe's message and fields fit; an agent's prompt is longer
+
+
+def _user_message(content: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+# By dialect, the whole body but the model, as these versions send it; docs/http-api.md has the same table.
+KNOWN: Final[Mapping[DialectName, tuple[dict[str, Any], ...]]] = {
+    "chat": (
+        # atroposlib 0.4.0, OpenAIServer and SGLangServer.check_server_status_task: every second
+        _user_message("hi", max_tokens=1),
+        # verifiers 0.1.9, RLMEnv._test_logprobs_support: once for an environment
+        _user_message("hi", max_tokens=1, logprobs=True),
+        # litellm 1.106.2, proxy/health_check.py: every 300 s for a model, one of the two
+        _user_message("Hey how's it going?", max_tokens=16),
+        _user_message("What's 1 + 1?", max_tokens=16),
+    ),
+    "completions": (
+        # atroposlib 0.4.0, the same classes if the environment uses completions or tokens
+        {"prompt": "hi", "max_tokens": 1},
+    ),
+}
+
+
+def is_probe(
+    probes: ProbeSettings, dialect: Dialect, headers: Mapping[str, str], body: Mapping[str, Any], *, body_bytes: int
+) -> bool:
+    """Return whether a call that names no rollout is a probe: by its user agent, a known body, or a limit of one token."""
+    agent = headers.get("User-Agent", "").lower()
+    if any(name.lower() in agent for name in probes.user_agents):
+        return True
+    if body_bytes > _MAX_BYTES:
+        return False
+    if probes.known and {key: value for key, value in body.items() if key != "model"} in KNOWN.get(dialect.name, ()):
+        return True
+    if not probes.one_token:
+        return False
+    sampling = dialect.sampling(body)
+    bound = next((sampling[name] for name in _BOUNDS if sampling.get(name) is not None), None)
+    return type(bound) is int and bound == 1

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
-from proxy.protocols.dialects.translation import Json
+from proxy.protocols.dialects.base import Json
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 # The field of a message with its reasoning: vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second. An engine with

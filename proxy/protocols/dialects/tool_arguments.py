@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.protocols.dialects.translation import Json
+from proxy.protocols.dialects.base import Json
 from proxy.protocols.dialects.validation import refusal
 from proxy.trajectory.json_bytes import parse_text, write_python
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 from proxy.errors import InvalidValue
-from proxy.protocols.dialects.translation import Json
+from proxy.protocols.dialects.base import Json
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[Any, str], T]

@@ -5,7 +5,7 @@ import pytest
 from proxy.api.compat import CALL_ROUTES
 from proxy.api.compat.atropos.generate import TokensInCall
 from proxy.api.compat.osmosis.flat_call import FlatCall
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.translated_call import TranslatedCall
 
 MESSAGES = [{"role": "user", "content": "hi"}]

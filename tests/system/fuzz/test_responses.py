@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.support.responses_drawn import EARLIER, IDENTITY, odd_bodies, response_of
 
 from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SHARE = 0.1

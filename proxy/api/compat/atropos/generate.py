@@ -13,8 +13,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from proxy.errors import EngineDisconnected, UnprocessableRequest
-from proxy.protocols.dialects.base import is_on, openai_error, sample_count
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions, is_on, openai_error, sample_count
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.translated_call import CallAdapter

@@ -35,8 +35,7 @@ from proxy.errors import BadRequest, Conflict, EngineError, NotFound, ProxyError
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.atropos import IGNORED, NOT_SAMPLED
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import is_on
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions, is_on
 from proxy.protocols.engines.tokenizer_api import read_ids, render_request
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan

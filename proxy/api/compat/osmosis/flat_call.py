@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from proxy.api.body import FIRST_FAULT
 from proxy.api.requests import validated
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.sampling import served_as

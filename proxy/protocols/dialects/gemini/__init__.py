@@ -14,12 +14,11 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import DialectName, engine_message
+from proxy.protocols.dialects.base import CallIdentity, DialectName, Json, References, Translator, engine_message
 from proxy.protocols.dialects.gemini.contents import call_ids_from
 from proxy.protocols.dialects.gemini.paths import is_of_google
 from proxy.protocols.dialects.gemini.renderer import GeminiRenderer, error_for, error_object
 from proxy.protocols.dialects.gemini.request import read, shows_thoughts
-from proxy.protocols.dialects.translation import CallIdentity, Json, References, Translator
 
 __all__ = ["GEMINI", "GEMINI_ARRAY", "Gemini"]
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from proxy.protocols.dialects.base import Json
 from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.tool_arguments import SampledCalls, serialize
-from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import (
     a_flag,
     a_text,

@@ -12,11 +12,10 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import LimitReached, ProxyError
-from proxy.protocols.dialects.base import engine_message
+from proxy.protocols.dialects.base import CallIdentity, Json, ResponseRenderer, engine_message
 from proxy.protocols.dialects.chat_format import read_usage, reasoning_of
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.tool_arguments import call_ids, parse_arguments
-from proxy.protocols.dialects.translation import CallIdentity, Json, ResponseRenderer
 from proxy.protocols.sse import StreamFormat
 
 # By chat's finish reason. `abort`: the engine interrupted the call, for example because its weights change. `repetition` (vLLM)

@@ -7,9 +7,9 @@ sent.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.chat_format import add_configured, continue_last, passed_fields, schema_format
 from proxy.protocols.dialects.gemini.contents import objects, read_contents, system_message
-from proxy.protocols.dialects.translation import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import (
     a_count,
     a_flag,

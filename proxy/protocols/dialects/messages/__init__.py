@@ -14,11 +14,10 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import DialectName, engine_message
+from proxy.protocols.dialects.base import CallIdentity, DialectName, Json, References, Translator, engine_message
 from proxy.protocols.dialects.messages.messages import tool_call_ids
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer, error_object
 from proxy.protocols.dialects.messages.request import read
-from proxy.protocols.dialects.translation import CallIdentity, Json, References, Translator
 
 __all__ = ["MESSAGES", "Messages"]
 

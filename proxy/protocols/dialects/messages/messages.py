@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
+from proxy.protocols.dialects.base import Json, TranslationOptions
 from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.tool_arguments import SampledCalls
-from proxy.protocols.dialects.translation import Json, TranslationOptions
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, optional, refusal, required
 
 Blocks = list[tuple[str, Json]]  # with their paths

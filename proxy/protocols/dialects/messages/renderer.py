@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import engine_message
+from proxy.protocols.dialects.base import CallIdentity, Json, ResponseRenderer, engine_message
 from proxy.protocols.dialects.chat_format import (
     TEXT,
     HeldPieces,
@@ -23,7 +23,6 @@ from proxy.protocols.dialects.chat_format import (
     reasoning_of,
 )
 from proxy.protocols.dialects.tool_arguments import PartialObject, call_ids, choose_call_id, parse_arguments
-from proxy.protocols.dialects.translation import CallIdentity, Json, ResponseRenderer
 from proxy.protocols.sse import EVENT_STREAM
 
 _NO_RESPONSE = "the engine's response ended before it began"

@@ -6,9 +6,9 @@ Fields without an equivalent in chat (`metadata`, `context_management`, …) are
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.chat_format import add_configured, continue_last, passed_fields, schema_format
 from proxy.protocols.dialects.messages.messages import TOOL_CHANGES, read_conversation
-from proxy.protocols.dialects.translation import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import (
     a_count,
     a_flag,

@@ -13,11 +13,10 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import DialectName, openai_error
+from proxy.protocols.dialects.base import CallIdentity, DialectName, References, Translator, openai_error
 from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.responses.request import read
-from proxy.protocols.dialects.translation import CallIdentity, References, Translator
 from proxy.protocols.lenient_json import NotJson, read_json
 
 # OpenAI's own; another status is an invalid request below 500, else a server error.

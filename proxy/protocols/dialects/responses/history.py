@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.protocols.dialects.base import CallIdentity, Json, ResolvedReferences
 from proxy.protocols.dialects.chat_format import REASONING_FIELDS
 from proxy.protocols.dialects.responses.item_ids import CALL, INPUT, item_name
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
-from proxy.protocols.dialects.translation import CallIdentity, Json, ResolvedReferences
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from proxy.errors import BadRequest, InvalidValue
+from proxy.protocols.dialects.base import Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
-from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import (
     a_text,
     an_object,

@@ -8,10 +8,10 @@ from itertools import takewhile
 from typing import Any, Final
 
 from proxy.errors import BadRequest
+from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.chat_format import CONTINUES, add_configured, passed_fields, schema_format
 from proxy.protocols.dialects.responses.input_items import is_unfinished, read_items
 from proxy.protocols.dialects.responses.tools import choose, read_tools
-from proxy.protocols.dialects.translation import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import (
     a_count,
     a_flag,

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.translation import Json
+from proxy.protocols.dialects.base import Json
 from proxy.protocols.dialects.validation import (
     a_flag,
     a_text,

@@ -9,7 +9,7 @@ from tests.support.stored import stored_steps
 
 from proxy.api.compat.atropos.generate import read_generate
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ from proxy.api.compat.atropos.sessions import (
     session_id,
 )
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.trajectory.facts import RolloutFacts
 
 HELLO = [{"role": "user", "content": "hi"}]

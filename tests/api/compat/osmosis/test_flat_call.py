@@ -10,7 +10,7 @@ from tests.support.forests import full_ids, make_choice, make_step, rollouts
 
 from proxy.api.compat.osmosis.flat_call import added_since, flat_answer, read_flat
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.exchange import Outcome
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.support.anthropic_events import atoms, chunks_of, folded, messages, response_of
 from tests.support.gemini_responses import chunks_in, events_of, joined, sent_back, strictly
 
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.tool_arguments import call_ids
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 IDENTITY = CallIdentity("01a9", 1795229441, "gemini-pro")
 THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}

@@ -8,9 +8,9 @@ from hypothesis import given
 from tests.support.gemini_responses import BODIES
 
 from proxy.errors import UnprocessableRequest
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.request import an_integer, one_of_names, shows_thoughts
-from proxy.protocols.dialects.translation import TranslationOptions
 
 CONTENTS = [{"role": "user", "parts": [{"text": "Hi"}]}]
 MESSAGES = [{"role": "user", "content": "Hi"}]

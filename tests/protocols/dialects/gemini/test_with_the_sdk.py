@@ -11,10 +11,10 @@ from tests.support.anthropic_events import atoms, chunks_of, response_of
 
 from proxy import errors
 from proxy.errors import ProxyError
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.paths import alt_from, bound_fields, read_target
 from proxy.protocols.dialects.tool_arguments import call_ids
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALLS = [
     {"id": f"chatcmpl-tool-{number}", "type": "function", "function": {"name": "weather", "arguments": text}}

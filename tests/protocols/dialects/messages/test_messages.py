@@ -3,8 +3,8 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.dialects.messages.messages import read_conversation, tool_call_ids
-from proxy.protocols.dialects.translation import TranslationOptions
 
 
 def text(value, **extra):

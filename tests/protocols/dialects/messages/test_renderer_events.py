@@ -2,8 +2,8 @@
 
 from anthropic.types import Message
 
+from proxy.protocols.dialects.base import CallIdentity
 from proxy.protocols.dialects.messages import renderer as shapes
-from proxy.protocols.dialects.translation import CallIdentity
 
 IDENTITY = CallIdentity("01a9", 1795229441, "claude-sonnet")
 

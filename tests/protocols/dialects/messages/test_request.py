@@ -10,9 +10,9 @@ from tests.support.anthropic_bodies import BODIES
 from tests.support.json_bodies import JSON
 
 from proxy.errors import UnprocessableRequest
+from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.request import TRANSLATED
-from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 HI = [{"role": "user", "content": "hi"}]

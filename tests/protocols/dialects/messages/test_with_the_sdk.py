@@ -9,8 +9,8 @@ from tests.support.anthropic_events import atoms, chunks_of, response_of, sample
 
 from proxy import errors
 from proxy.errors import ProxyError
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
 TOOL_CALL_MESSAGE = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]}

@@ -8,8 +8,8 @@ from tests.support.recorded import dialect_cassettes, http_cassettes
 from tests.support.responses_drawn import IDENTITY, as_chat, events_of
 
 from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import TranslationOptions
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 BODY = {"input": "hi", "include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}

@@ -6,6 +6,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 from tests.support.responses_drawn import BODY, IDENTITY, as_chat, messages, response_of
 
+from proxy.protocols.dialects.base import CallIdentity, References, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import (
     Sent,
@@ -13,7 +14,6 @@ from proxy.protocols.dialects.responses.history import (
     input_items,
     resolve_references,
 )
-from proxy.protocols.dialects.translation import CallIdentity, References, ResolvedReferences, TranslationOptions
 
 LATER = CallIdentity(IDENTITY.step_id[:-1] + "W", IDENTITY.created_s + 1, "gpt-5")
 

@@ -16,10 +16,10 @@ from tests.support.responses_drawn import (
     stream_of,
 )  # fmt: skip
 
+from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.input_items import unseal
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
-from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 DELTA = {
     "output_text": "text",

@@ -4,8 +4,8 @@ import pytest
 from tests.support.responses_drawn import EARLIER, RICH
 
 from proxy.errors import BadRequest
+from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses.request import TRANSLATED, read
-from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 PLAIN = TranslationOptions()

@@ -3,9 +3,9 @@
 import pytest
 
 from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.tools import Tool, choose, read_tools
-from proxy.protocols.dialects.translation import TranslationOptions
 
 LOOK = {"type": "function", "name": "look", "description": "d", "parameters": {"type": "object"}, "strict": True}
 PATCH = {

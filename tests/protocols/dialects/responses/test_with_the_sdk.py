@@ -24,8 +24,8 @@ from tests.support.responses_drawn import (
 )
 
 from proxy.errors import NotFound
+from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 

@@ -12,7 +12,7 @@ from tests.support.recorded import load
 from tests.support.stored import stored_steps
 from tests.support.trainers import load_published
 
-from proxy.api.model.probes import KNOWN, is_probe
+from proxy.api.model.unrecorded import KNOWN, is_probe
 from proxy.config.sections import ProbeSettings
 from proxy.protocols.dialects import DIALECTS
 from proxy.server.listener import simulating

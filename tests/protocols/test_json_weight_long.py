@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.json_weight import most_weight
-from proxy.protocols.long_texts import fresh_bytes, read_long
+from proxy.protocols.json_weight import fresh_bytes, most_weight, read_long
 
 TEXTS = st.text('a"{[,\\', max_size=60).map(str.encode)
 
@@ -22,7 +21,7 @@ def digest_of(text):
 def test_a_text_has_the_same_digest_and_weight_after_any_other(texts, size):
     """However it is cut into pieces."""
     before = None
-    with patch("proxy.protocols.long_texts._PIECE_BYTES", size):
+    with patch("proxy.protocols.json_weight._PIECE_BYTES", size):
         for text in (*texts, texts[0] + texts[-1]):
             before = read_long(text, before)
 
@@ -34,9 +33,9 @@ def test_a_text_has_the_same_digest_and_weight_after_any_other(texts, size):
     ("text", "hashed"), [(b"aabbcc", 0), (b"aabbccd", 1), (b"aabbc", 1), (b"aabbxxd", 3), (b"xa", 2)]
 )
 def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
-    with patch("proxy.protocols.long_texts._PIECE_BYTES", 2):
+    with patch("proxy.protocols.json_weight._PIECE_BYTES", 2):
         before = read_long(b"aabbcc", None)
-        with patch("proxy.protocols.long_texts.most_weight", side_effect=most_weight) as counted:
+        with patch("proxy.protocols.json_weight.most_weight", side_effect=most_weight) as counted:
             read_long(text, before)
 
     assert hashed == sum(len(call.args[0]) for call in counted.call_args_list)
@@ -48,8 +47,8 @@ def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
 def test_a_text_is_fresh_after_the_text_before_if_that_is_its_beginning(text, fresh):
     """A text of more than 10 bytes is fresh as a whole here."""
     with (
-        patch("proxy.protocols.long_texts._PIECE_BYTES", 2),
-        patch("proxy.protocols.long_texts._LIGHT_BYTES", 10),
+        patch("proxy.protocols.json_weight._PIECE_BYTES", 2),
+        patch("proxy.protocols.json_weight._LIGHT_BYTES", 10),
     ):
         assert fresh == fresh_bytes(text, read_long(b"aabbcc", None))
 
