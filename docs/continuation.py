@@ -36,7 +36,7 @@ several replies that are equal in text and calls (retries, `n`, sub-agents), the
 1. IDs of tool calls and responses that the engine made and the agent repeats;
 2. reasoning that the agent sends back, which must be equal, whitespace apart (what it does not send back is restored);
 3. unchanged text before text in other whitespace or arguments in another format;
-4. the agent (`X-Agent-Name`), then recorded calls whose messages the call begins with, such as an earlier attempt at it;
+4. the agent (`X-Agent-Name`), then recorded calls with which the call begins, such as an earlier attempt at it;
 5. replies that a client received before others.
 
 If replies with different ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`

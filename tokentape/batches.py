@@ -233,7 +233,7 @@ def what_batches_wait_for(
 
 
 def _describe_open(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Describe open groups, of which the newest are first; the oldest are named."""
+    """Describe open groups, newest first; the oldest are named."""
     if not groups:
         return "no group is open"
     named = [

@@ -25,7 +25,7 @@ NOT_VALID: Final = "unprocessable_request"
 NOT_DRAINED: Final = "not_drained"
 NOT_FOUND: Final = 404
 ABORT_TIMEOUT_S: Final = 10.0  # of the proxy
-LOAD_TIMEOUT_S: Final = 1200.0  # twice that of the proxy, which may have to restore the previous adapter
+LOAD_TIMEOUT_S: Final = 1200.0  # twice the proxy's, which may have to restore the previous adapter
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 MAX_VERSION: Final = 256  # characters
 STILL_PAUSED: Final = "Calls are still paused; POST {path} ends the pause."
@@ -244,7 +244,7 @@ class ControlApi:
     ) -> dict[str, Any]:
         """Put a group that was dropped or acknowledged into the queue again; one that is queued is unchanged.
 
-        Its next delivery has `max_staleness` instead of that of the claim, and `requeued` and `acked` (how often its batches
+        Its next delivery has `max_staleness` instead of the claim's, and `requeued` and `acked` (how often its batches
         were acknowledged before): a group that was acknowledged is trained again. Raises ClientError (409) while it is open
         or claimed.
         """
@@ -383,7 +383,7 @@ class ControlApi:
 
         Return {version, epoch, run, in_flight} at the update. Calls of other policies are neither paused nor waited for.
 
-        `run` is an ID of the training run, for example that of its tracker. Another ID than the last one begins a new epoch:
+        `run` is an ID of the training run, for example its tracker's. Another ID than the last one begins a new epoch:
         the run may continue from an earlier version, and groups that were sampled before are dropped. Otherwise a lower
         version than the announced one raises ClientError (code `lower_version`) without an update.
 
@@ -432,7 +432,7 @@ class ControlApi:
     ) -> dict[str, Any]:
         """Load a LoRA adapter of a policy into every vLLM as the model `name`, under a pause, and announce its version.
 
-        `name` None is the only model of the policy. `run` is that of `update_policy`.
+        `name` None is the only model of the policy. `run` is as for `update_policy`.
         `path` is a folder at the engines, another one for each version. If an engine fails, all keep the adapter of before.
         """
         pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}

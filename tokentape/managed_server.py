@@ -1,6 +1,6 @@
 """ManagedServer with the interface of Atropos' own (296a0bc), over a rollout of the proxy.
 
-The ids and logprobs of a node are those that the proxy recorded, never those of a text.
+A node has the ids and logprobs that the proxy recorded, never ids of a text.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class ManagedServer:
     `async with`, call `close`.
 
     If the engine returns no ids, a call raises NotImplementedError; with `allow_dummy_tokens` it makes nodes of placeholder
-    values whose metadata has `dummy_tokens`. A step that is not exact raises InexactStep.
+    values, with `dummy_tokens` in the metadata. A step that is not exact raises InexactStep.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ def _idempotency_key() -> dict[str, str]:
 
 
 def _engine_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call as engines accept them, without those of Atropos' own servers."""
+    """Return the arguments of a call as engines accept them, without the arguments of Atropos' own servers."""
     body = {name: value for name, value in arguments.items() if name != "split"}  # selects one of Atropos' semaphores
     if "max_new_tokens" in body:
         body["max_tokens"] = body.pop("max_new_tokens")

@@ -1,6 +1,6 @@
 """SequenceNode of Atropos' ManagedServer (296a0bc), nodes that grow turn by turn, and their texts.
 
-Turns are joined by token ids alone: a turn continues the longest node whose tokens are a prefix of its prompt. Texts are
+Turns are joined by token ids alone: a turn continues the longest node that its prompt begins with. Texts are
 for people and are never compared to join turns, because a text does not always show the end of sequence, and different
 ids can have equal texts.
 """
@@ -37,7 +37,7 @@ class SequenceNode:
         )
 
     def model_dump(self) -> dict[str, Any]:
-        """Return the node as a dict; the name is that of Atropos' pydantic model."""
+        """Return the node as a dict, under the name that Atropos' pydantic model uses."""
         return asdict(self)
 
 
@@ -156,7 +156,7 @@ class ToolCallTranslator:
         self._raw: dict[tuple[str, ...], str] = {}
 
     def remember(self, response: Any, step: Mapping[str, Any], tokenizer: Any) -> None:
-        """Store the raw text of choices whose tool calls the engine parsed, under the ids of all their calls."""
+        """Store the raw text of choices with tool calls that the engine parsed, under the ids of all their calls."""
         if tokenizer is None or not step["fidelity"]["exact"]:
             return
         for choice, recorded in zip(response.choices, step["choices"], strict=True):
@@ -204,6 +204,6 @@ def starts_with_bos(tokenizer: Any, text: str) -> bool:
 
 
 def dummy_text(messages: Sequence[Message], completion: str | None) -> str:
-    """Return the text of a conversation whose token ids are unknown."""
+    """Return the text of a conversation without token ids."""
     turns = [f"{message.get('role')}:{message.get('content')}" for message in messages]
     return "\n\n".join([*turns, f"assistant:{completion or ''}"])

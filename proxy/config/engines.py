@@ -1,4 +1,4 @@
-"""The sections of the engines: their endpoints, the policies whose models they serve, and scorers."""
+"""The sections of the engines: endpoints, policies and scorers."""
 
 import re
 from pathlib import Path
@@ -200,7 +200,7 @@ class EnginesSettings(Section):
 
 
 _DEFAULT_POLICY: Final = "default"
-_MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads those of all
+_MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads all
 POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -1,4 +1,4 @@
-"""The sections of the settings, but for those of `engines`."""
+"""The sections of the settings, except `engines`."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
@@ -304,7 +304,7 @@ class OsmosisSettings(Section):
 
 
 class AtroposSettings(Section):
-    """The routes of the Atropos proxy, for clients whose ATROPOS_PROXY_URL is the URL of TokenTape."""
+    """The routes of the Atropos proxy, for clients with TokenTape's URL as ATROPOS_PROXY_URL."""
 
     enabled: bool = Field(
         default=False, description="Serve /setup, /servers, /sessions and /{uuid}/v1; otherwise they return 404."

@@ -187,7 +187,7 @@ class ExportParams(ExportOptions):
 
     container: str | None = _one_of(CONTAINERS)
     report: bool = False
-    policy: str | None = _described("only steps of this policy; by default those of all trained policies")
+    policy: str | None = _described("only steps of this policy; by default of all trained policies")
 
 
 class ExportRollout(ExportParams):
