@@ -5,7 +5,7 @@ for people and are never compared to join turns, because a text does not always 
 ids can have equal texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -64,7 +64,8 @@ class Nodes:
 
     def grow(self, prompt: Sequence[int], samples: Sequence[Sample]) -> None:
         """Add the samples of one prompt; the first replaces the node that the prompt continues, if there is one."""
-        parent = self._longest_token_prefix(list(prompt))
+        prefixes = [node for node in self._all if node.tokens == list(prompt[: len(node.tokens)])]
+        parent = self._longest(prefixes, lambda node: len(node.tokens))
         grown = [_node(parent, prompt, sample) for sample in samples]
         self._all += grown
         self._add(grown, parent)
@@ -91,11 +92,10 @@ class Nodes:
         Of equally long ones, a node that no turn has continued yet.
         """
         prefixes = [node for node in self._all if node.full_text and text.startswith(node.full_text)]
-        return max(prefixes, key=lambda node: (len(node.full_text), self._index(node) is not None), default=None)
+        return self._longest(prefixes, lambda node: len(node.full_text))
 
-    def _longest_token_prefix(self, prompt: list[int]) -> SequenceNode | None:
-        prefixes = [node for node in self._all if node.tokens == prompt[: len(node.tokens)]]
-        return max(prefixes, key=lambda node: (len(node.tokens), self._index(node) is not None), default=None)
+    def _longest(self, prefixes: list[SequenceNode], length: Callable[[SequenceNode], int]) -> SequenceNode | None:
+        return max(prefixes, key=lambda node: (length(node), self._index(node) is not None), default=None)
 
     def _index(self, node: SequenceNode | None) -> int | None:
         """Return the index of this very node among the current ones; nodes can be equal."""

@@ -321,7 +321,8 @@ class RolloutView:
             yield legend()
         shown_nodes: set[int] = set()
         shown_prompts: set[str] = set()
-        for index, leaf in enumerate(self._leaves()):
+        parents = {node["parent"] for node in self._nodes.values()}
+        for index, leaf in enumerate(node for node in self._nodes if node not in parents):
             yield from self._branch(index, self._path(leaf), shown_nodes, shown_prompts)
         yield from self._unplaced()
 
@@ -335,10 +336,6 @@ class RolloutView:
             yield Text.assemble(
                 ("thread ", DIM), (visible(thread["name"]), "bold"), (f"{steps}  ", DIM), visible(thread["title"])
             )
-
-    def _leaves(self) -> list[int]:
-        parents = {node["parent"] for node in self._nodes.values()}
-        return [node for node in self._nodes if node not in parents]
 
     def _path(self, leaf: int) -> list[int]:
         path = [leaf]

@@ -27,11 +27,22 @@ from proxy.telemetry.logs import set_up
 
 
 async def serve(settings: Settings, notes: Console) -> None:
-    """Run the proxy until SIGINT or SIGTERM."""
+    """Run the proxy until SIGINT or SIGTERM.
+
+    Raises:
+        InvalidSettings: A start with these settings cannot succeed.
+        OSError, StorageError: The start failed for another reason.
+    """
     set_up(settings.log.level, settings.log.format)
     with stopped_by_signals() as stop:
         async with AsyncExitStack() as stack:
-            complete, is_simulated, served = await _started(stack, settings)
+            try:
+                refuse_left_journals(settings)
+                complete, is_simulated = await stack.enter_async_context(with_an_engine(settings))
+                serving = running if settings.workers == 1 else working
+                served = await stack.enter_async_context(serving(complete))
+            except ValueError as error:
+                raise InvalidSettings(str(error)) from error
             if is_simulated:
                 notes.print("[bold yellow]No engine is configured; the built-in SIMULATOR generates the responses.[/]")
                 notes.print("  Its text is meaningless. To use a real engine: --engine http://127.0.0.1:8000")
@@ -39,22 +50,6 @@ async def serve(settings: Settings, notes: Console) -> None:
                 notes.print(line, soft_wrap=True)
             await stop.wait()
             notes.print("stopping: waiting for calls in flight")
-
-
-async def _started(stack: AsyncExitStack, settings: Settings) -> tuple[Settings, bool, RunningServer]:
-    """Start the proxy; return its settings, whether the simulator is its engine, and its addresses.
-
-    Raises:
-        InvalidSettings: A start with these settings cannot succeed.
-        OSError, StorageError: The start failed for another reason.
-    """
-    serving = running if settings.workers == 1 else working
-    try:
-        refuse_left_journals(settings)
-        complete, is_simulated = await stack.enter_async_context(with_an_engine(settings))
-        return complete, is_simulated, await stack.enter_async_context(serving(complete))
-    except ValueError as error:
-        raise InvalidSettings(str(error)) from error
 
 
 async def simulate(

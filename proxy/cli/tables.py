@@ -149,21 +149,13 @@ def _warning(count: int, style: str) -> Text:
 def _fit(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
     cells = {column: [column.cell(row) for row in rows] for column in columns}
     widths = {
-        column: max(map(_width, [column.name, *values])) if column.rank else MIN_ID_WIDTH
+        column: max(cell_len(str(cell)) for cell in (column.name, *values)) if column.rank else MIN_ID_WIDTH
         for column, values in cells.items()
     }
     kept = list(columns)
     while sum(widths[column] + COLUMN_GAP for column in kept) > width and any(column.rank for column in kept):
         kept.remove(max(kept, key=lambda column: column.rank))
     table = new_table((column.name, column.is_number, column.rank > 0) for column in kept)
-    for index in range(len(rows)):
-        table.add_row(*(_text(cells[column][index]) for column in kept))
+    for row in zip(*(cells[column] for column in kept), strict=True):
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))  # never parsed as markup
     return table, [column.name for column in columns if column not in kept]
-
-
-def _width(cell: str | Text) -> int:
-    return cell_len(str(cell))
-
-
-def _text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)  # never parsed as markup

@@ -154,12 +154,12 @@ class Certificate:
 
 def results_of(certificate: dict[str, Any]) -> list[str]:
     """Return the results in the JSON of a certificate as lines, without dates, times and differences of logprobs."""
-    return [_line(row, mode) for row in certificate["rows"] for mode in ("whole", "streamed") if row[mode] is not None]
-
-
-def _line(row: dict[str, Any], mode: str) -> str:
-    cell = row[mode]
-    return f"{row['topic']}, {row['name']}, {mode}: {' '.join([cell['verdict'], *cell['problems']])}"
+    return [
+        f"{row['topic']}, {row['name']}, {mode}: {' '.join([row[mode]['verdict'], *row[mode]['problems']])}"
+        for row in certificate["rows"]
+        for mode in ("whole", "streamed")
+        if row[mode] is not None
+    ]
 
 
 def sentences(cells: Iterable[Cell | dict[str, Any]]) -> list[tuple[str, str]]:

@@ -92,7 +92,8 @@ async def _talk(suite: Suite, path: str, *, tools: bool, stream: bool) -> None:
     for turn in range(_TURNS):
         calls = tools and turn != 1
         more = {**({"tools": [TOOL]} if tools else {}), **(calling if calls else sentence)}
-        reply = await _reply(suite, path, _turn(suite, messages, turn, more), stream=stream)
+        body = _turn(suite, messages, turn, more) | ({"stream": True} if stream else {})
+        reply = _read_reply(await suite.access.proxy.post(path, body))
         messages = [*messages, reply]
         made = reply.get("tool_calls", ())
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": str(turn)} for call in made]
@@ -106,7 +107,7 @@ async def _calling(suite: Suite) -> Body:
     for fields in (regex, {"tool_choice": "required"}):
         body = _turn(suite, QUESTION, 0, {"tools": [TOOL], **fields})
         with suppress(NotServed):
-            if (await _read_reply(await suite.access.engine.post(CHAT, body))).get("tool_calls"):
+            if (_read_reply(await suite.access.engine.post(CHAT, body))).get("tool_calls"):
                 return fields
     raise NotServed("the engine parses no tool call: it needs the tool parser of its model")
 
@@ -116,12 +117,7 @@ def _turn(suite: Suite, messages: list[Any], turn: int, more: Body) -> Body:
     return biased(body, suite.words)
 
 
-async def _reply(suite: Suite, path: str, body: Body, *, stream: bool) -> Body:
-    answer = await suite.access.proxy.post(path, body | ({"stream": True} if stream else {}))
-    return await _read_reply(answer)
-
-
-async def _read_reply(answer: Answer) -> Body:
+def _read_reply(answer: Answer) -> Body:
     """Return the message of a response as an agent sends it back. Raises NotServed if there is none."""
     if answer.status != OK:
         raise NotServed(f"the engine returns {answer.status}: {answer.message}")

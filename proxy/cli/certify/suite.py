@@ -243,7 +243,9 @@ class Suite:
             if result.verdict == NOT_SCORED:
                 self.certificate.scores.reason = result.note
             elif result.mean is not None and self._is_wrong(result):
-                return Cell("wrong", f"scored again, the row is {result.verdict}: {result.note}; {_first(result)}")
+                first = result.first or {}
+                place = f"{first.get('position')}, recorded {first.get('recorded')}, scored {first.get('scored')}"
+                return Cell("wrong", f"scored again, the row is {result.verdict}: {result.note}; first at {place}")
         return None
 
     def _is_wrong(self, result: Result) -> bool:
@@ -279,8 +281,3 @@ def _unnamed(answer: Answer) -> Any:
         return answer.body if answer.status != OK else merged(payloads(answer.content_type, answer.body))
     except ValueError:
         return answer.body
-
-
-def _first(result: Result) -> str:
-    first = result.first or {}
-    return f"first at {first.get('position')}, recorded {first.get('recorded')}, scored {first.get('scored')}"
