@@ -96,18 +96,15 @@ class Digests:
 
 
 class NewestMessages:
-    """The newest list of messages: the messages that the next list begins with are compared as JSON, and not digested again.
-
-    `size` is the approximate memory in bytes. `joint`: what the engine writes between the text parts of a message.
-    """
+    """The newest list of messages: the messages that the next list begins with are compared as JSON, and not digested again."""
 
     __slots__ = ("_links", "_texts", "joint", "size")
 
     def __init__(self) -> None:
-        self.joint = _JOINT
+        self.joint = _JOINT  # what the engine writes between the text parts of a message
         self._texts: list[bytes] = []  # the joint, and the JSON of each message
         self._links: list[bytes] = []
-        self.size = 0
+        self.size = 0  # the approximate memory in bytes
 
     def chain(self, messages: list[Any]) -> list[bytes]:
         """Return the digest of each prefix of the list, as `Digests.chain`."""

@@ -9,21 +9,19 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """The facts of a rollout.
-
-    `step_rewards` is by step id: a number, or one for each sampled token. `advantages` is unchanged from the trainer.
-    `thread_rewards` are by thread, as are `thread_advantages`, which are estimated; other threads have those of the rollout.
-    """
+    """The facts of a rollout. A thread without a reward of its own has the rollout's."""
 
     rollout_id: str
     group_id: str | None = None
     status: str = "open"
     reward: float | None = None
-    step_rewards: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    advantages: Any = None
+    step_rewards: Mapping[str, float | Sequence[float]] = field(
+        default_factory=dict
+    )  # one, or one for each sampled token
+    advantages: Any = None  # unchanged from the trainer
     metadata: Mapping[str, Any] = field(default_factory=dict)
     thread_rewards: Mapping[str, float] = field(default_factory=dict)
-    thread_advantages: Mapping[str, float] = field(default_factory=dict)
+    thread_advantages: Mapping[str, float] = field(default_factory=dict)  # estimated
 
     def rewarded(self, thread: str | None) -> str | None:
         """Return the thread if it has a reward of its own; None if it has that of the rollout."""

@@ -30,17 +30,14 @@ _TokenId = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 
 
 class PromptHead(Struct, gc=False):
-    """A prompt: the name of the last block of its chain in hex, and the number of bytes after that chain."""
+    """A prompt."""
 
-    end: str
-    tail: _Count
+    end: str  # the name of the last block of its chain in hex
+    tail: _Count  # the number of bytes after that chain
 
 
 class ChoiceHead(Struct):
-    """A choice: its facts, the numbers of its ids and logprobs, and the type code of the logprobs.
-
-    `experts` are form and number of bytes, `mask` the numbers of ids and offsets (see `experts_and_masks`).
-    """
+    """A choice, with the numbers of its ids and logprobs."""
 
     index: _TokenId
     prompt: _TokenId
@@ -49,9 +46,9 @@ class ChoiceHead(Struct):
     spans: tuple[Span, ...]
     ids: _Count
     logprobs: _Count
-    code: Literal["f", "d"]
-    experts: list[Any] | None
-    mask: list[Any] | None
+    code: Literal["f", "d"]  # the type of the logprobs
+    experts: list[Any] | None  # their form and number of bytes
+    mask: list[Any] | None  # the numbers of its ids and offsets
 
 
 class Head(Struct):

@@ -57,16 +57,13 @@ KINDS_OF: Final[Mapping[Wanted, frozenset[ThreadKind]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ThreadRule:
-    """The kind of the calls that match all its patterns; a pattern that is None matches any call.
-
-    `tools` is a pattern of the sorted names of the call's tools, with spaces between them.
-    """
+    """The kind of the calls that match all its patterns; a pattern that is None matches any call."""
 
     kind: ThreadKind
     model: str | None = None
     system: str | None = None
     user: str | None = None
-    tools: str | None = None
+    tools: str | None = None  # of their sorted names, with spaces between them
     agent: str | None = None
 
     def has(self, *, model: str | None, system: str, user: str | None, tools: str, agent: str | None) -> bool:
