@@ -1,11 +1,4 @@
-"""Protocols of other systems, served with TokenTape's recording.
-
-atropos/generate   `POST /generate`, as Atropos' token servers call it
-atropos/sessions   sessions of Atropos' proxy: their routes, calls and nodes (with `atropos.enabled`)
-osmosis/dispatch   `POST /rollouts/{id}/dispatch`, requests to the configured rollout servers, and their results
-osmosis/flat_call  its flat format of `POST /v1/completions`, and the exact count for its mask
-uni_agent          reward and completion of a session, as in Uni-Agent's gateway for verl
-"""
+"""Protocols of other systems, served with TokenTape's recording, and the endpoints that sample in them."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,17 +1,4 @@
-"""The control API for trainers and operators.
-
-schemas       models of queries and request bodies
-rollouts      open, list, search, get, reward, finish, delete; changes as server-sent events
-steps         recorded steps and their tree, texts of their tokens, images
-exports       rows for trainers
-export_query  the options of an export, and the rows of one rollout
-outcomes      what rollouts earned: rewards, returns, advantages
-groups        open, list, get, export, requeue, delete; what the newest groups of a policy earned
-group_rows    rows of a group, combined
-batches       claim, acknowledge, extend, release
-claims        selection of the groups of a claim
-engines       state and replacement of endpoints; policies: versions, the pause while weights change, LoRA adapters
-"""
+"""The routes of the control API, for trainers and operators."""
 
 from typing import Final
 

@@ -79,11 +79,6 @@ class ExportQuery:
         """Whether each turn has its own advantage, of its discounted return."""
         return self.asked.advantage == STEP or self.asked.discount is not None
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether rewards or returns depend on the steps."""
-        return self.is_by_turn or self.penalty is not None
-
     async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> tuple[list[Step], list[dict[str, Any]]]:
         """Return the steps of a rollout that are exported, and those of other threads and policies as skipped.
 

@@ -23,7 +23,7 @@ from proxy.api.requests import rollout_from
 from proxy.errors import Conflict, Damaged, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan
 from proxy.export.containers import Writer
-from proxy.rollouts.rollout import Rollout, read_rollout
+from proxy.rollouts.rollout import Rollout, read_rollouts
 from proxy.rollouts.steps import LONG, aside
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
@@ -137,10 +137,10 @@ async def _read_ahead(
     try:
         async for upcoming in rollouts:
             reading.append((upcoming, asyncio.get_running_loop().create_task(_planned(context, query, upcoming))))
-            ahead += _steps(upcoming)
+            ahead += upcoming.counts.get("steps", 0)
             while len(reading) > most or (len(reading) > 1 and ahead > _MAX_STEPS_AHEAD):
                 rollout, task = reading.popleft()
-                ahead -= _steps(rollout)
+                ahead -= rollout.counts.get("steps", 0)
                 yield await task
         while reading:
             yield await reading.popleft()[1]
@@ -179,15 +179,7 @@ async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> tu
     return outcome, Planned(Plan((), [{"why": why}], lambda: iter(())), 0)
 
 
-def _steps(rollout: Rollout) -> int:
-    return rollout.counts.get("steps", 0)
-
-
-async def _rollouts(
-    context: Context,
-    asked: ExportMany,
-    unreadable: list[dict[str, Any]],
-) -> AsyncIterator[Rollout]:
+async def _rollouts(context: Context, asked: ExportMany, unreadable: list[dict[str, Any]]) -> AsyncIterator[Rollout]:
     """Yield the rollouts that match, newest first, in constant memory.
 
     Those that are unreadable, which may match, are added to `unreadable`.
@@ -195,20 +187,16 @@ async def _rollouts(
     found, count = 0, min(_MAX_ROLLOUTS_READ, asked.limit or _MAX_ROLLOUTS_READ)
     async for names in _batches(context.store.names(), count):
         for stored in await asyncio.gather(*map(context.store.get, names)):
-            if stored is None:
-                continue  # deleted meanwhile
-            try:
-                rollout = read_rollout(stored)
-            except Damaged as damage:
-                unreadable += left_out([damage], context.metrics)
-                continue
-            if asked.since is not None and rollout.created_ms < asked.since * 1000:
-                return
-            if asked.matches(rollout):
-                yield rollout
-                found += 1
-                if found == asked.limit:
+            rollouts, damaged = read_rollouts([stored], context.metrics)
+            unreadable += damaged
+            for rollout in rollouts:
+                if asked.since is not None and rollout.created_ms < asked.since * 1000:
                     return
+                if asked.matches(rollout):
+                    yield rollout
+                    found += 1
+                    if found == asked.limit:
+                        return
 
 
 async def _batches(names: AsyncIterator[str], count: int) -> AsyncIterator[list[str]]:

@@ -210,7 +210,7 @@ async def _read_member(
     else:
         if not rows.rows:
             reason = Reason("no_rows", without_rows(rows.skipped))
-        elif query.asked.advantage in ESTIMATORS and not (outcome.returns or outcome.thread_rewards):
+        elif query.asked.advantage in ESTIMATORS and not (outcome.returns or outcome.rollout.thread_rewards):
             rows, reason = _NO_ROWS, _UNREWARDED  # its steps have rewards, but none that has a row
     if reason is not None and conditions.members == "all":
         raise _incomplete(outcome.rollout.rollout_id, reason)

@@ -4,7 +4,7 @@ Only returns of turns and the penalty need the steps. They are read for this and
 whole group are never in memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -37,18 +37,13 @@ class Outcome:
     turns: tuple[str, ...] | None = None  # the ids of the turns; None if the return is that of the whole rollout
     raw: RolloutFacts | None = None  # before the penalty, if there is one
 
-    @property
-    def thread_rewards(self) -> Mapping[str, float]:
-        """The rewards of its threads, after the penalty."""
-        return self.rollout.thread_rewards
-
 
 async def read_outcomes(context: Context, query: ExportQuery, rollouts: Sequence[Rollout]) -> list[Outcome]:
     """Return what these rollouts earned, in their order; without advantages."""
     outcomes = []
     for rollout in rollouts:
         outcome = Outcome(rollout, () if rollout.reward is None else (float(rollout.reward),))
-        if query.reads_ahead:
+        if query.is_by_turn or query.penalty is not None:  # these depend on the steps
             with suppress(NotFound, Damaged):  # it gets no rows, for this reason
                 outcome = await _played(context, query, rollout)
         outcomes.append(outcome)
@@ -122,10 +117,12 @@ def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
 def _with_thread_advantages(outcomes: Sequence[Outcome], estimator: Callable[[Returns], Advantages]) -> list[Outcome]:
     """Return the outcomes with the advantages of the threads that have a reward; a rollout counts once for each kind."""
     advantages: list[dict[str, float]] = [{} for _ in outcomes]
-    for kind in sorted({_kind(name) for outcome in outcomes for name in outcome.thread_rewards}):
-        names = [[name for name in outcome.thread_rewards if _kind(name) == kind] for outcome in outcomes]
+    for kind in sorted({_kind(name) for outcome in outcomes for name in outcome.rollout.thread_rewards}):
+        names = [[name for name in outcome.rollout.thread_rewards if _kind(name) == kind] for outcome in outcomes]
         pairs = list(zip(outcomes, names, strict=True))
-        values = iter(estimator([[outcome.thread_rewards[name] for name in own] for outcome, own in pairs if own]))
+        values = iter(
+            estimator([[outcome.rollout.thread_rewards[name] for name in own] for outcome, own in pairs if own])
+        )
         for (outcome, own), known in zip(pairs, advantages, strict=True):
             if own:
                 known.update(zip(own, _in_range(outcome, next(values)), strict=True))

@@ -186,11 +186,6 @@ class RolloutServers:
     def __repr__(self) -> str:
         return f"<RolloutServers {', '.join(self._settings.servers) or 'none'}; {len(self._tasks)} requests>"
 
-    @property
-    def server_url(self) -> str | None:
-        """The base URL at which the servers reach TokenTape, if it is configured."""
-        return self._settings.server_url
-
     def named(self, name: str) -> RolloutServerSettings:
         """Return the server with this name. Raises UnprocessableRequest, which lists the configured ones."""
         server = self._settings.servers.get(name)
@@ -285,7 +280,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
             state = f"dispatched to {rollout.osmosis['server']}" if rollout.osmosis else rollout.status or ""
             raise Conflict(f"Rollout {rollout.rollout_id!r} is already {state}.", param="rollout_id")
         return _answer(rollout, status=202)
-    body = _rollout_request(dispatch, rollout, servers.server_url or model_url(request, context))
+    body = _rollout_request(dispatch, rollout, context.settings.osmosis.server_url or model_url(request, context))
     key = mint(rollout.rollout_id, rollout.incarnation, context.secret, dispatch=digest)
     body["callback_api_key" if dispatch.protocol == "sync" else "api_key"] = key
     task = servers.start(_run(context, servers, rollout, dispatch, body))
