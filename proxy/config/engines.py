@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, FiniteFloat, SecretStr, model_validator
 
-from proxy.config.sections import BaseUrl, Key, Section, check_header_value
+from proxy.config.sections import BaseUrl, Key, Section, check_header_value, described
 
 # They frame a message, or are set for each request.
 _RESERVED_HEADERS = frozenset(
@@ -45,19 +45,18 @@ _ROUTER_HEADERS: Final = {
 class SessionSettings(Section):
     """How calls name their session to a router in front of engines (docs/fleet.md)."""
 
-    router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = Field(
-        None, description="The router, which determines the header."
+    router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = described(
+        "The router, which determines the header."
     )
-    header: HeaderName | None = Field(None, description="The header, for any other router.")
-    field: str | None = Field(
-        None,
+    header: HeaderName | None = described("The header, for any other router.")
+    field: str | None = described(
+        "A field of the body instead, at the top level or in an object: session_params.session_id.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$",
-        description="A field of the body instead, at the top level or in an object: session_params.session_id.",
     )
-    of: Literal["rollout", "thread"] = Field(
-        "rollout",
-        description="A session is a rollout, or a thread of it, by X-Agent-Name or else by the messages up to the first "
+    of: Literal["rollout", "thread"] = described(
+        "A session is a rollout, or a thread of it, by X-Agent-Name or else by the messages up to the first "
         "one of the user.",
+        "rollout",
     )
 
     @model_validator(mode="after")
@@ -81,53 +80,47 @@ class EndpointSettings(Section):
     """One engine endpoint that serves the policy."""
 
     url: BaseUrl = Field(description="Base URL of the engine without /v1, such as http://127.0.0.1:8000.")
-    name: str = Field("", description="Name of the engine in records and metrics. Default: its host and port.")
-    kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = Field(
-        "auto", description="Engine type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text."
+    name: str = described("Name of the engine in records and metrics. Default: its host and port.", "")
+    kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = described(
+        "Engine type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text.", "auto"
     )
-    api_key: Key | None = Field(None, description="API key of the engine. Clients' keys are never forwarded.")
+    api_key: Key | None = described("API key of the engine. Clients' keys are never forwarded.")
     logprobs_mode: (
         Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
         | None
-    ) = Field(
-        None,
-        description="What the engine computes logprobs from (vLLM: --logprobs-mode), recorded with each step. Default: by"
-        " engine type.",
+    ) = described(
+        "What the engine computes logprobs from (vLLM: --logprobs-mode), recorded with each step. Default: by"
+        " engine type."
     )
-    sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = Field(
-        {},
-        description="The engine's defaults of sampling parameters, recorded with each step. Read from vLLM with "
+    sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = described(
+        "The engine's defaults of sampling parameters, recorded with each step. Read from vLLM with "
         "--enable-scale-out and from llama.cpp.",
+        {},
     )
-    streaming: Literal["auto", "live", "replay"] | None = Field(
-        None, description="How streamed calls are sent to this engine. Default: record.streaming."
+    streaming: Literal["auto", "live", "replay"] | None = described(
+        "How streamed calls are sent to this engine. Default: record.streaming."
     )
-    tokenizer: str | None = Field(
-        None,
-        description="Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens.",
+    tokenizer: str | None = described(
+        "Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens."
     )
-    max_in_flight: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.",
+    max_in_flight: int | None = described(
+        "Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.", ge=1
     )
-    image_tokens: list[Annotated[int, Field(ge=0)]] | None = Field(
-        None,
-        description="Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up.",
+    image_tokens: list[Annotated[int, Field(ge=0)]] | None = described(
+        "Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up."
     )
-    headers: dict[HeaderName, HeaderValue] = Field(
-        {}, description="Headers of every request to this engine, such as for a gateway in front of it."
+    headers: dict[HeaderName, HeaderValue] = described(
+        "Headers of every request to this engine, such as for a gateway in front of it.", {}
     )
-    session: SessionSettings | None = Field(
-        None,
-        description="How calls name their session to a router, which then sends all of them to one engine: {router: "
-        "sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md).",
+    session: SessionSettings | None = described(
+        "How calls name their session to a router, which then sends all of them to one engine: {router: "
+        "sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md)."
     )
-    version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
-    models: list[Annotated[str, Field(min_length=1)]] = Field(
-        [],
-        description="Models that it serves, with `*` for any characters; calls of others go to other endpoints. Default: "
+    version: str | None = described("Engine version to record. Default: as the engine reports.")
+    models: list[Annotated[str, Field(min_length=1)]] = described(
+        "Models that it serves, with `*` for any characters; calls of others go to other endpoints. Default: "
         "as the engine lists them.",
+        [],
     )
 
     @model_validator(mode="after")
@@ -161,45 +154,37 @@ EndpointList = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
 class EnginesSettings(Section):
     """The engines and their limits."""
 
-    endpoints: EndpointList = Field([], description="Engine endpoints. Without any, `serve` starts the simulator.")
-    connect_timeout_s: float = Field(10, gt=0, description="Timeout for connecting to an engine in seconds.")
-    read_timeout_s: float | None = Field(
-        None, gt=0, description="Maximum seconds between two reads of a response. Default: unlimited."
+    endpoints: EndpointList = described("Engine endpoints. Without any, `serve` starts the simulator.", [])
+    connect_timeout_s: float = described("Timeout for connecting to an engine in seconds.", 10, gt=0)
+    read_timeout_s: float | None = described(
+        "Maximum seconds between two reads of a response. Default: unlimited.", gt=0
     )
-    ca_file: Path | None = Field(None, description="CA certificates for https:// engines. Default: the system's.")
-    max_connections: int = Field(0, ge=0, description="Maximum concurrent connections to engines; 0 is unlimited.")
-    max_attempts: int = Field(
-        2, ge=1, description="Maximum number of endpoints to try until the client receives a response."
+    ca_file: Path | None = described("CA certificates for https:// engines. Default: the system's.")
+    max_connections: int = described("Maximum concurrent connections to engines; 0 is unlimited.", 0, ge=0)
+    max_attempts: int = described("Maximum number of endpoints to try until the client receives a response.", 2, ge=1)
+    health_interval_s: float = described(
+        "Approximate seconds between health checks (GET /health) of an endpoint.", 5, gt=0
     )
-    health_interval_s: float = Field(
-        5, gt=0, description="Approximate seconds between health checks (GET /health) of an endpoint."
+    eject_after: int = described("Number of consecutive failures after which an endpoint is ejected.", 3, ge=1)
+    base_ejection_s: float = described("Duration in seconds of the first ejection; it doubles each time.", 1, gt=0)
+    max_ejection_s: float = described(
+        "Maximum duration in seconds; then a successful check ends the ejection.", 30, gt=0
     )
-    eject_after: int = Field(3, ge=1, description="Number of consecutive failures after which an endpoint is ejected.")
-    base_ejection_s: float = Field(
-        1, gt=0, description="Duration in seconds of the first ejection; it doubles each time."
-    )
-    max_ejection_s: float = Field(
-        30, gt=0, description="Maximum duration in seconds; then a successful check ends the ejection."
-    )
-    max_queued: int = Field(
-        10_000, ge=0, description="Maximum number of calls that wait for max_in_flight; more return 429."
-    )
-    queue_timeout_s: float = Field(
-        600, gt=0, description="Maximum seconds that such a call waits; then it returns 429."
-    )
-    max_event_bytes: int = Field(2**26, gt=0, description="Maximum bytes of one event in an engine's stream.")
-    max_response_bytes: int = Field(
+    max_queued: int = described("Maximum number of calls that wait for max_in_flight; more return 429.", 10_000, ge=0)
+    queue_timeout_s: float = described("Maximum seconds that such a call waits; then it returns 429.", 600, gt=0)
+    max_event_bytes: int = described("Maximum bytes of one event in an engine's stream.", 2**26, gt=0)
+    max_response_bytes: int = described(
+        "Maximum bytes of a response of an engine, decompressed. Parsed, it may take four times as much memory.",
         2**28,
         gt=0,
-        description="Maximum bytes of a response of an engine, decompressed. Parsed, it may take four times as much memory.",
     )
-    passthrough: list[str] = Field(
+    passthrough: list[str] = described(
+        "Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
         ["/v1/embeddings", "/tokenize", "/detokenize"],
-        description="Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
     )
 
 
-_DEFAULT_POLICY: Final = "default"
+_DEFAULT: Final = "default"
 _MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads all
 POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -207,14 +192,12 @@ POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class PolicySettings(Section):
     """One policy."""
 
-    models: list[Annotated[str, Field(min_length=1)]] = Field(
-        [],
-        description="Its models at the engines, with `*` for any characters. The first policy that lists a model has it, "
+    models: list[Annotated[str, Field(min_length=1)]] = described(
+        "Its models at the engines, with `*` for any characters. The first policy that lists a model has it, "
         "else `default`.",
+        [],
     )
-    train: bool = Field(
-        default=True, description="Whether its steps are exported without `policy`, and can be claimed."
-    )
+    train: bool = described("Whether its steps are exported without `policy`, and can be claimed.", default=True)
 
 
 def _check_policies(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
@@ -226,7 +209,7 @@ def _check_policies(policies: dict[str, PolicySettings]) -> dict[str, PolicySett
             raise ValueError(
                 f"invalid policy name {name!r}: use up to 64 letters, digits, '.', '_' and '-', and no sign first"
             )
-        if (name == _DEFAULT_POLICY) == bool(policy.models):
+        if (name == _DEFAULT) == bool(policy.models):
             raise ValueError(
                 "policies.default accepts no models: it has the models of no other policy"
                 if policy.models
@@ -243,9 +226,7 @@ PolicyTable: TypeAlias = Annotated[dict[str, PolicySettings], AfterValidator(_ch
 
 def with_default(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
     """Return the policies with the default one, which is trained if no other policy is configured."""
-    return (
-        policies if _DEFAULT_POLICY in policies else {**policies, _DEFAULT_POLICY: PolicySettings(train=not policies)}
-    )
+    return policies if _DEFAULT in policies else {**policies, _DEFAULT: PolicySettings(train=not policies)}
 
 
 _POLICY: Final = "policy"  # the name of the policy's own engines
@@ -257,12 +238,11 @@ class ScorerSettings(Section):
     endpoints: Annotated[EndpointList, Field(min_length=1)] = Field(
         description="Its engines (vLLM or SGLang), with the fields of engines.endpoints. All of them serve the same weights."
     )
-    model: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Name of its model at the engines. Default: the first one that an engine lists."
+    model: Annotated[str, Field(min_length=1)] | None = described(
+        "Name of its model at the engines. Default: the first one that an engine lists."
     )
-    version: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="Version of its weights. Change it with the weights: scores are cached by it, and only with it.",
+    version: Annotated[str, Field(min_length=1)] | None = described(
+        "Version of its weights. Change it with the weights: scores are cached by it, and only with it."
     )
 
 
@@ -282,17 +262,14 @@ ScorerTable: TypeAlias = Annotated[dict[str, ScorerSettings], AfterValidator(_ch
 class RescoreSettings(Section):
     """Logprobs of recorded token ids by an engine now, in exports and claims with `rescore`."""
 
-    scorers: ScorerTable = Field({}, description="Engines that only score, by name, for example a teacher.")
-    timeout_s: float = Field(
-        300, gt=0, description="Maximum seconds of a scoring request, with its time in the queue of the engine."
+    scorers: ScorerTable = described("Engines that only score, by name, for example a teacher.", {})
+    timeout_s: float = described(
+        "Maximum seconds of a scoring request, with its time in the queue of the engine.", 300, gt=0
     )
-    max_in_flight: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum rows that a process has each scorer score at a time. Default: 8, and 1 at each engine that "
+    max_in_flight: int | None = described(
+        "Maximum rows that a process has each scorer score at a time. Default: 8, and 1 at each engine that "
         "lists LoRA adapters.",
+        ge=1,
     )
-    cache_s: int = Field(86_400, ge=1, description="Seconds for which the store keeps scores.")
-    cache_bytes: int = Field(
-        2**29, ge=0, description="Maximum bytes of all scores in the store; the oldest are removed."
-    )
+    cache_s: int = described("Seconds for which the store keeps scores.", 86_400, ge=1)
+    cache_bytes: int = described("Maximum bytes of all scores in the store; the oldest are removed.", 2**29, ge=0)

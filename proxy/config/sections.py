@@ -1,7 +1,7 @@
 """The sections of the settings, except `engines`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,11 +16,19 @@ from pydantic import (
 
 from proxy.config.addresses import base_url, host_pattern, split_listen
 
+_Default = TypeVar("_Default")
+
 
 class Section(BaseModel):
     """A section of the settings. Unknown names are rejected, so that a typo does not go unnoticed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def described(text: str, default: _Default = None, **bounds: Any) -> _Default:  # type: ignore[assignment]
+    """Return a field with this description for the pages; `bounds` are those of pydantic."""
+    field: _Default = Field(default, description=text, **bounds)
+    return field
 
 
 def _check_listen(listen: str) -> str:
@@ -47,62 +55,59 @@ Caps: TypeAlias = Annotated[dict[str, FiniteFloat | Literal["auto"]], AfterValid
 class StoreSettings(Section):
     """The store of rollouts and steps."""
 
-    url: str = Field(
+    url: str = described(
+        "URL of the store: embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://.",
         "embedded:./data",
-        description="URL of the store: embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://.",
     )
-    username: str | None = Field(None, description="ACL user of the store. Set it by environment variable.")
-    password: SecretStr | None = Field(None, description="Password of the store. Set it by environment variable.")
-    ca_file: Path | None = Field(None, description="CA certificates for rediss://. Default: the system's.")
-    prefix: str = Field("tt", min_length=1, description="Prefix of every key.")
-    ttl_s: int | None = Field(None, gt=0, description="Seconds after which idle rollouts expire. Default: never.")
-    durability: Literal["acknowledged", "fsync", "replicated"] = Field(
-        "acknowledged",
-        description="When a step counts as stored: acknowledged by the store, fsync to disk, or on replicas.",
+    username: str | None = described("ACL user of the store. Set it by environment variable.")
+    password: SecretStr | None = described("Password of the store. Set it by environment variable.")
+    ca_file: Path | None = described("CA certificates for rediss://. Default: the system's.")
+    prefix: str = described("Prefix of every key.", "tt", min_length=1)
+    ttl_s: int | None = described("Seconds after which idle rollouts expire. Default: never.", gt=0)
+    durability: Literal["acknowledged", "fsync", "replicated"] = described(
+        "When a step counts as stored: acknowledged by the store, fsync to disk, or on replicas.", "acknowledged"
     )
-    replicas: int = Field(1, ge=1, description="Number of replicas that must have a step, with durability: replicated.")
-    timeout_s: float = Field(10, gt=0, description="Timeout of store requests in seconds.")
-    max_connections: int = Field(64, gt=0, description="Maximum concurrent connections to the store; more calls wait.")
-    on_failure: Literal["fail", "spool"] = Field(
+    replicas: int = described("Number of replicas that must have a step, with durability: replicated.", 1, ge=1)
+    timeout_s: float = described("Timeout of store requests in seconds.", 10, gt=0)
+    max_connections: int = described("Maximum concurrent connections to the store; more calls wait.", 64, gt=0)
+    on_failure: Literal["fail", "spool"] = described(
+        "If a step cannot be stored: fail the call, or spool the step to a journal on disk (docs/reliability.md).",
         "fail",
-        description="If a step cannot be stored: fail the call, or spool the step to a journal on disk "
-        "(docs/reliability.md).",
     )
-    spool_path: Path = Field(Path("spool/steps"), description="Journal of this process, with on_failure: spool.")
+    spool_path: Path = described("Journal of this process, with on_failure: spool.", Path("spool/steps"))
 
 
 class RecordSettings(Section):
     """What is recorded."""
 
-    include_reasoning: Literal["override", "as_requested"] = Field(
-        "override",
-        description="For vLLM, which returns no ids with include_reasoning: false. override: request reasoning and remove"
+    include_reasoning: Literal["override", "as_requested"] = described(
+        "For vLLM, which returns no ids with include_reasoning: false. override: request reasoning and remove"
         " it from the response; as_requested: send it unchanged and flag the step.",
+        "override",
     )
-    logprobs: Literal["full", "sampled", "off"] = Field(
-        "full",
-        description="Logprobs to request if the client requests none: full (of each sampled token), sampled (in the "
+    logprobs: Literal["full", "sampled", "off"] = described(
+        "Logprobs to request if the client requests none: full (of each sampled token), sampled (in the "
         "cheapest form) or off. Token ids are always requested (docs/exactness.md).",
+        "full",
     )
-    streaming: Literal["auto", "live", "replay"] = Field(
-        "auto",
-        description="How streamed calls are sent: live (streamed), replay (unstreamed, and streamed to the client) or "
+    streaming: Literal["auto", "live", "replay"] = described(
+        "How streamed calls are sent: live (streamed), replay (unstreamed, and streamed to the client) or "
         "auto (by what the engine loses in streams; docs/exactness.md).",
+        "auto",
     )
-    sampling_masks: bool = Field(
-        default=False,
-        description="Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from "
+    sampling_masks: bool = described(
+        "Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from "
         "SGLang, for unstreamed chat calls with a top_k (docs/exactness.md).",
-    )
-    routed_experts: bool = Field(
         default=False,
-        description="Whether to request the experts of each token from SGLang, for chat calls. They are large "
-        "(docs/exactness.md).",
     )
-    keep_alive_interval_s: float = Field(
+    routed_experts: bool = described(
+        "Whether to request the experts of each token from SGLang, for chat calls. They are large (docs/exactness.md).",
+        default=False,
+    )
+    keep_alive_interval_s: float = described(
+        "Seconds between SSE comments to a client that waits for a replayed call, or for what follows a tool call.",
         10,
         gt=0,
-        description="Seconds between SSE comments to a client that waits for a replayed call, or for what follows a tool call.",
     )
 
 
@@ -117,29 +122,29 @@ ContinuationMode = Annotated[Literal["off", "faithful", "append"], BeforeValidat
 class ContinuationSettings(Section):
     """The continuation of earlier steps by their token ids (docs/continuation.md)."""
 
-    mode: ContinuationMode = Field(
-        "faithful",
-        description="off: the engine renders each call; faithful: ids are kept where the chat template keeps the turn; "
+    mode: ContinuationMode = described(
+        "off: the engine renders each call; faithful: ids are kept where the chat template keeps the turn; "
         "append: ids are always kept, with reasoning.",
+        "faithful",
     )
-    timeout_s: float = Field(
+    timeout_s: float = described(
+        "Seconds for the engine's renderings of a call, which is otherwise sent unchanged. After three such "
+        "calls in a row, an engine gets no such request for a minute.",
         60,
         gt=0,
-        description="Seconds for the engine's renderings of a call, which is otherwise sent unchanged. After three such "
-        "calls in a row, an engine gets no such request for a minute.",
     )
 
 
 class DialectSettings(Section):
     """Dialects that are translated to chat completions (docs/dialects.md)."""
 
-    thinking: dict[str, Any] = Field(
-        {}, description="Chat fields for calls that enable reasoning: {chat_template_kwargs: {…}}."
+    thinking: dict[str, Any] = described(
+        "Chat fields for calls that enable reasoning: {chat_template_kwargs: {…}}.", {}
     )
-    not_thinking: dict[str, Any] = Field({}, description="Chat fields for calls that disable reasoning.")
-    ignore_hosted_tools: bool = Field(
+    not_thinking: dict[str, Any] = described("Chat fields for calls that disable reasoning.", {})
+    ignore_hosted_tools: bool = described(
+        "Remove tools that run on OpenAI's, Anthropic's or Google's servers; otherwise such calls are rejected.",
         default=False,
-        description="Remove tools that run on OpenAI's, Anthropic's or Google's servers; otherwise such calls are rejected.",
     )
 
 
@@ -160,10 +165,8 @@ Key = Annotated[SecretStr, AfterValidator(lambda key: check_header_value(key, "A
 class ListenTlsSettings(Section):
     """TLS for the addresses of both APIs."""
 
-    cert_file: Path | None = Field(None, description="Certificate chain in PEM format; enables TLS.")
-    key_file: Path | None = Field(
-        None, description="Private key of the certificate, in PEM format and without a password."
-    )
+    cert_file: Path | None = described("Certificate chain in PEM format; enables TLS.")
+    key_file: Path | None = described("Private key of the certificate, in PEM format and without a password.")
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
@@ -175,65 +178,54 @@ class ListenTlsSettings(Section):
 class ProbeSettings(Section):
     """Health probes, which are forwarded and not recorded. A call that names a rollout is never a probe."""
 
-    known: bool = Field(default=True, description="Treat health checks of Atropos, verifiers and LiteLLM as probes.")
-    user_agents: list[str] = Field(
-        [], description="Treat calls with one of these in their User-Agent as probes: kube-probe."
-    )
-    one_token: bool = Field(
-        default=False, description="Treat calls from any client as probes if they request one token for a short prompt."
+    known: bool = described("Treat health checks of Atropos, verifiers and LiteLLM as probes.", default=True)
+    user_agents: list[str] = described("Treat calls with one of these in their User-Agent as probes: kube-probe.", [])
+    one_token: bool = described(
+        "Treat calls from any client as probes if they request one token for a short prompt.", default=False
     )
 
 
 class AgentsSettings(Section):
     """The model API: access, rollouts of calls, and limits."""
 
-    url: BaseUrl | None = Field(
-        None,
-        description="Base URL of the model API for agents, returned with new rollouts. Default: the request's URL.",
+    url: BaseUrl | None = described(
+        "Base URL of the model API for agents, returned with new rollouts. Default: the request's URL."
     )
-    api_keys: list[Key] = Field([], description="API keys for the model API. Without any, it requires no key.")
-    unnamed_rollouts: Literal["new", "reject", "pass"] = Field(
-        "new",
-        description="For calls that name no rollout: open a new one, reject the call, or pass it through unrecorded.",
+    api_keys: list[Key] = described("API keys for the model API. Without any, it requires no key.", [])
+    unnamed_rollouts: Literal["new", "reject", "pass"] = described(
+        "For calls that name no rollout: open a new one, reject the call, or pass it through unrecorded.", "new"
     )
-    max_body_bytes: int = Field(
+    max_body_bytes: int = described(
+        "Maximum bytes of a decompressed request body; more return 413. Raise it for agents that send many images.",
         32 * 2**20,
         gt=0,
-        description="Maximum bytes of a decompressed request body; more return 413. Raise it for agents that send many "
-        "images.",
     )
-    body_timeout_s: float = Field(120, gt=0, description="Maximum seconds for receiving a request body; then 408.")
-    idle_timeout_s: float = Field(
-        75,
-        gt=0,
-        description="Maximum seconds for receiving the headers of the first or the next request on a connection.",
+    body_timeout_s: float = described("Maximum seconds for receiving a request body; then 408.", 120, gt=0)
+    idle_timeout_s: float = described(
+        "Maximum seconds for receiving the headers of the first or the next request on a connection.", 75, gt=0
     )
-    max_bytes_in_flight: int = Field(
-        2**30,
-        gt=0,
-        description="Maximum bytes of all request and response bodies of calls in flight; then new calls return 429.",
+    max_bytes_in_flight: int = described(
+        "Maximum bytes of all request and response bodies of calls in flight; then new calls return 429.", 2**30, gt=0
     )
-    client_stall_timeout_s: float = Field(
-        120, gt=0, description="Maximum seconds that a client reads none of the pending data; then it is disconnected."
+    client_stall_timeout_s: float = described(
+        "Maximum seconds that a client reads none of the pending data; then it is disconnected.", 120, gt=0
     )
-    cut_surplus_calls: bool = Field(
-        default=True,
-        description="Whether calls of rollouts that their over-sampled group does not need are stopped at the engine, "
+    cut_surplus_calls: bool = described(
+        "Whether calls of rollouts that their over-sampled group does not need are stopped at the engine, "
         "within about a second.",
+        default=True,
     )
-    max_paused: int = Field(
-        10_000,
-        ge=0,
-        description="Maximum number of calls of a policy that wait during its pause in one process; more return 429.",
+    max_paused: int = described(
+        "Maximum number of calls of a policy that wait during its pause in one process; more return 429.", 10_000, ge=0
     )
-    pause_timeout_s: float = Field(
-        600, gt=0, description="Maximum seconds that a call waits during a pause; then it returns 429."
+    pause_timeout_s: float = described(
+        "Maximum seconds that a call waits during a pause; then it returns 429.", 600, gt=0
     )
-    rollout_cache_bytes: int = Field(
+    rollout_cache_bytes: int = described(
+        "Memory of a process for the newest bodies, prompts and turns of rollouts. The rest is read from the "
+        "store again.",
         2**29,
         ge=0,
-        description="Memory of a process for the newest bodies, prompts and turns of rollouts. The rest is read from the "
-        "store again.",
     )
     probes: ProbeSettings = ProbeSettings()
 
@@ -241,96 +233,86 @@ class AgentsSettings(Section):
 class GroupSettings(Section):
     """Groups that `POST /groups` opens: the limits of their rollouts, and rewards that are set late (docs/training-loop.md)."""
 
-    idle_s: float | None = Field(
+    idle_s: float | None = described(
+        "`idle_s` of rollouts of groups that set none: a rollout is aborted after this time without a call. "
+        "null: none.",
         3600,
         gt=0,
-        description="`idle_s` of rollouts of groups that set none: a rollout is aborted after this time without a call. "
-        "null: none.",
     )
-    start_s: float = Field(
+    start_s: float = described(
+        "`start_s` of rollouts with `idle_s` that set none: a rollout is aborted after this time without a first call.",
         1800,
         gt=0,
-        description="`start_s` of rollouts with `idle_s` that set none: a rollout is aborted after this time without a "
-        "first call.",
     )
-    reward_s: float = Field(
-        600,
-        ge=0,
-        description="Seconds for which claims wait for missing rewards of a complete group. 0: claims do not wait.",
+    reward_s: float = described(
+        "Seconds for which claims wait for missing rewards of a complete group. 0: claims do not wait.", 600, ge=0
     )
-    earlier_epochs: Literal["drop", "take"] = Field(
-        "drop",
-        description="What claims do with groups of an earlier epoch, unless they choose. `take`: only claims without "
+    earlier_epochs: Literal["drop", "take"] = described(
+        "What claims do with groups of an earlier epoch, unless they choose. `take`: only claims without "
         "`max_staleness` take them.",
+        "drop",
     )
 
 
 class ControlSettings(Section):
     """The control API."""
 
-    api_keys: list[Key] = Field([], description="API keys for the control API. Without any, it requires no key.")
-    listen: Listen | None = Field(
-        None, description="Separate HOST:PORT of the control API. Default: the port of the model API."
-    )
+    api_keys: list[Key] = described("API keys for the control API. Without any, it requires no key.", [])
+    listen: Listen | None = described("Separate HOST:PORT of the control API. Default: the port of the model API.")
 
 
 class SamplingSettings(Section):
     """Rules for the sampling parameters of requests; the rules of a rollout are applied after them."""
 
-    override: dict[str, Any] = Field({}, description="Request fields that replace the client's values.")
-    default: dict[str, Any] = Field({}, description="Request fields that are set when a client omits them.")
-    cap: Caps = Field({}, description="Maximum values of request fields; max_tokens: auto caps by the context window.")
+    override: dict[str, Any] = described("Request fields that replace the client's values.", {})
+    default: dict[str, Any] = described("Request fields that are set when a client omits them.", {})
+    cap: Caps = described("Maximum values of request fields; max_tokens: auto caps by the context window.", {})
 
 
 class RolloutServerSettings(Section):
     """One rollout server of Osmosis."""
 
     url: BaseUrl = Field(description="Base URL of the rollout server, such as http://127.0.0.1:9000.")
-    api_key: Key | None = Field(None, description="API key of the rollout server, if it requires one.")
+    api_key: Key | None = described("API key of the rollout server, if it requires one.")
 
 
 class OsmosisSettings(Section):
     """Rollout servers of Osmosis, which run rollouts and report their results."""
 
-    servers: dict[str, RolloutServerSettings] = Field(
-        {}, description="Rollout servers by name, which POST /rollouts/{id}/dispatch can use."
+    servers: dict[str, RolloutServerSettings] = described(
+        "Rollout servers by name, which POST /rollouts/{id}/dispatch can use.", {}
     )
-    server_url: BaseUrl | None = Field(
-        None, description="Base URL of TokenTape for rollout servers. Default: agents.url."
-    )
-    timeout_s: float = Field(
-        600, gt=0, description="Maximum seconds of a rollout at a server that responds when it has finished."
+    server_url: BaseUrl | None = described("Base URL of TokenTape for rollout servers. Default: agents.url.")
+    timeout_s: float = described(
+        "Maximum seconds of a rollout at a server that responds when it has finished.", 600, gt=0
     )
 
 
 class AtroposSettings(Section):
     """The routes of the Atropos proxy, for clients with TokenTape's URL as ATROPOS_PROXY_URL."""
 
-    enabled: bool = Field(
-        default=False, description="Serve /setup, /servers, /sessions and /{uuid}/v1; otherwise they return 404."
+    enabled: bool = described(
+        "Serve /setup, /servers, /sessions and /{uuid}/v1; otherwise they return 404.", default=False
     )
-    keep_sessions: bool = Field(
-        default=True, description="Keep deleted sessions as finished rollouts; otherwise their steps are deleted."
+    keep_sessions: bool = described(
+        "Keep deleted sessions as finished rollouts; otherwise their steps are deleted.", default=True
     )
 
 
 class AuditSettings(Section):
     """Automatic audit of recorded steps."""
 
-    sample_rate: float = Field(
-        0,
-        ge=0,
-        le=1,
-        description="Fraction of exact steps that are scored again by their vLLM or SGLang engine, one at a time.",
+    sample_rate: float = described(
+        "Fraction of exact steps that are scored again by their vLLM or SGLang engine, one at a time.", 0, ge=0, le=1
     )
 
 
 class LogSettings(Section):
     """Logging: one line per call, without content and keys."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum severity of log messages.")
-    format: Literal["text", "json"] = Field(
-        "text", description="Log format: text for people, or json with one object per line."
+    level: Literal["debug", "info", "warning", "error"] = described("Minimum severity of log messages.", "info")
+    format: Literal["text", "json"] = described(
+        "Log format: text for people, or json with one object per line.", "text"
     )
 
 
@@ -353,13 +335,11 @@ class ThreadRuleSettings(Section):
     """A rule: the kind of calls that match all its patterns, in which `*` is any characters."""
 
     kind: Kind = Field(description="The kind of the thread.")
-    model: Pattern | None = Field(None, description="Pattern of the model that the call names.")
-    system: Pattern | None = Field(None, description="Pattern of the whole system prompt.")
-    user: Pattern | None = Field(None, description="Pattern of the whole text of the last user message.")
-    tools: Pattern | None = Field(
-        None, description="Pattern of the sorted names of the call's tools, with spaces between."
-    )
-    agent: Pattern | None = Field(None, description="Pattern of the header X-Agent-Name.")
+    model: Pattern | None = described("Pattern of the model that the call names.")
+    system: Pattern | None = described("Pattern of the whole system prompt.")
+    user: Pattern | None = described("Pattern of the whole text of the last user message.")
+    tools: Pattern | None = described("Pattern of the sorted names of the call's tools, with spaces between.")
+    agent: Pattern | None = described("Pattern of the header X-Agent-Name.")
 
     @model_validator(mode="after")
     def _has_a_pattern(self) -> Self:
@@ -371,16 +351,13 @@ class ThreadRuleSettings(Section):
 class ThreadSettings(Section):
     """The threads of rollouts (docs/threads.md)."""
 
-    export: Literal["all", "agents", "main"] | None = Field(
-        None,
-        description="Default of `threads` in exports and claims: `main`, `agents` (all but auxiliary calls) or `all`. "
-        "Default: `agents` with presets, else `all`.",
+    export: Literal["all", "agents", "main"] | None = described(
+        "Default of `threads` in exports and claims: `main`, `agents` (all but auxiliary calls) or `all`. "
+        "Default: `agents` with presets, else `all`."
     )
-    presets: list[Preset] = Field(
-        [], description=f"Agents with auxiliary calls and compactions to recognize: {_PRESETS}."
-    )
-    rules: list[ThreadRuleSettings] = Field(
-        [], max_length=100, description="Rules for the kinds of threads. The first rule that a call matches applies."
+    presets: list[Preset] = described(f"Agents with auxiliary calls and compactions to recognize: {_PRESETS}.", [])
+    rules: list[ThreadRuleSettings] = described(
+        "Rules for the kinds of threads. The first rule that a call matches applies.", [], max_length=100
     )
 
     @property
@@ -392,19 +369,16 @@ class ThreadSettings(Section):
 class ArchiveSettings(Section):
     """The archive: finished rollouts as Parquet files (docs/datasets.md). It requires the extra `archive`."""
 
-    url: str | None = Field(
-        None,
-        description="Path, or URL of fsspec such as s3://bucket/rollouts or hf://datasets/user/name, to which `serve` archives "
-        "rollouts. Default: no archive.",
+    url: str | None = described(
+        "Path, or URL of fsspec such as s3://bucket/rollouts or hf://datasets/user/name, to which `serve` archives "
+        "rollouts. Default: no archive."
     )
-    when: Literal["acknowledged", "finished"] = Field(
-        "acknowledged",
-        description="When rollouts are archived: finished; or acknowledged: members of a group with a size only once its "
+    when: Literal["acknowledged", "finished"] = described(
+        "When rollouts are archived: finished; or acknowledged: members of a group with a size only once its "
         "batch is acknowledged or the group is dropped.",
+        "acknowledged",
     )
-    older_than_s: float = Field(
-        3600, ge=0, description="Seconds without a change after which such a rollout is archived."
-    )
-    delete: bool = Field(default=False, description="Whether archived rollouts are deleted from the store.")
-    interval_s: float = Field(3600, gt=0, description="Seconds between two sweeps; each writes new files.")
-    rollouts_per_file: int = Field(1000, ge=1, description="Maximum number of rollouts in a file.")
+    older_than_s: float = described("Seconds without a change after which such a rollout is archived.", 3600, ge=0)
+    delete: bool = described("Whether archived rollouts are deleted from the store.", default=False)
+    interval_s: float = described("Seconds between two sweeps; each writes new files.", 3600, gt=0)
+    rollouts_per_file: int = described("Maximum number of rollouts in a file.", 1000, ge=1)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import orjson
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
@@ -35,6 +35,7 @@ from proxy.config.sections import (
     Section,
     StoreSettings,
     ThreadSettings,
+    described,
 )
 
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
@@ -53,18 +54,17 @@ def _collector_url(url: str) -> str:
 class TracingSettings(Section):
     """Export of OpenTelemetry traces (docs/tracing.md), which requires tokentape[otel]."""
 
-    endpoint: Annotated[str, AfterValidator(_collector_url)] | None = Field(
-        None,
-        description="URL of an OTLP collector, such as http://127.0.0.1:4318 (without a path, /v1/traces is appended), "
-        "which enables traces. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT.",
+    endpoint: Annotated[str, AfterValidator(_collector_url)] | None = described(
+        "URL of an OTLP collector, such as http://127.0.0.1:4318 (without a path, /v1/traces is appended), "
+        "which enables traces. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT."
     )
-    protocol: Literal["http/protobuf", "grpc"] = Field(
-        "http/protobuf",
-        description="Protocol of the collector; grpc requires opentelemetry-exporter-otlp-proto-grpc. Default: "
+    protocol: Literal["http/protobuf", "grpc"] = described(
+        "Protocol of the collector; grpc requires opentelemetry-exporter-otlp-proto-grpc. Default: "
         "OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf.",
+        "http/protobuf",
     )
-    content: bool = Field(
-        default=False, description="Export messages, responses and tools; otherwise names, numbers and times only."
+    content: bool = described(
+        "Export messages, responses and tools; otherwise names, numbers and times only.", default=False
     )
 
 
@@ -110,39 +110,33 @@ class Settings(BaseSettings):
         env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    listen: Listen = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
+    listen: Listen = described("Address to listen on, as HOST:PORT.", "127.0.0.1:8400")
     listen_tls: ListenTlsSettings = ListenTlsSettings()
-    allowed_hosts: list[HostPattern] = Field(
-        [],
-        description="Host names of a listener without API keys, besides localhost, IP addresses and the name in "
+    allowed_hosts: list[HostPattern] = described(
+        "Host names of a listener without API keys, besides localhost, IP addresses and the name in "
         "agents.url: host.docker.internal, *.example.com, or * for any (docs/security.md).",
+        [],
     )
-    insecure: bool = Field(
+    insecure: bool = described(
+        "Allow a non-loopback address, or the control API beside agents' keys, without API keys.", default=False
+    )
+    workers: int = described("Number of processes that share the port and the store (docs/workers.md).", 1, ge=1)
+    shutdown_delay_s: float = described(
+        "Seconds after SIGTERM in which calls are still accepted and /ready returns 503, for load balancers.", 0, ge=0
+    )
+    ready_requires_engine: bool = described(
+        "Whether /ready returns 503 while no engine passes a health check. By default, the store decides.",
         default=False,
-        description="Allow a non-loopback address, or the control API beside agents' keys, without API keys.",
     )
-    workers: int = Field(
-        1, ge=1, description="Number of processes that share the port and the store (docs/workers.md)."
-    )
-    shutdown_delay_s: float = Field(
-        0,
-        ge=0,
-        description="Seconds after SIGTERM in which calls are still accepted and /ready returns 503, for load balancers.",
-    )
-    ready_requires_engine: bool = Field(
-        default=False,
-        description="Whether /ready returns 503 while no engine passes a health check. By default, the store decides.",
-    )
-    drain_timeout_s: float = Field(
-        60, ge=0, description="Maximum seconds for calls in flight to finish on shutdown; then they are aborted."
+    drain_timeout_s: float = described(
+        "Maximum seconds for calls in flight to finish on shutdown; then they are aborted.", 60, ge=0
     )
     engines: EnginesSettings = EnginesSettings()
-    models: dict[str, str] = Field(
-        {}, description='Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.'
+    models: dict[str, str] = described(
+        'Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.', {}
     )
-    policies: PolicyTable = Field(
-        {},
-        description="Policies by name, each with its models and its own versions, pauses and batches (docs/policies.md).",
+    policies: PolicyTable = described(
+        "Policies by name, each with its models and its own versions, pauses and batches (docs/policies.md).", {}
     )
     threads: ThreadSettings = ThreadSettings()
     sampling: SamplingSettings = SamplingSettings()
