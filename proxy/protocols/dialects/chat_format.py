@@ -62,7 +62,10 @@ def first_choice(response: Mapping[str, Any]) -> Json:
 
 def reasoning_of(message: Mapping[str, Any]) -> Any:
     """Return the reasoning of a message or a delta; None if it has none."""
-    return next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+    for name in REASONING_FIELDS:  # without a generator: for each event of a stream
+        if message.get(name):
+            return message[name]
+    return None
 
 
 class Usage(NamedTuple):
