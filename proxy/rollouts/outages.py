@@ -17,7 +17,7 @@ import asyncio
 import os
 import sys
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -100,7 +100,12 @@ class Journal:
                     done.add(offset)
 
             outcomes = await asyncio.gather(*map(in_order, rollouts.values()), return_exceptions=True)
-            await self._drop_done(done)
+            async with self._lock:
+                while self._frames and self._frames[0][0] in done:
+                    self._frames.popleft()
+                if not self._frames:
+                    self._end = 0
+                    os.ftruncate(self._file, 0)
             for outcome in outcomes:
                 if outcome is not None:
                     raise outcome
@@ -119,15 +124,6 @@ class Journal:
                 LOG.error("Step in journal %s lost: %s", self._path, error)
                 read.append((offset, None))
         return read
-
-    async def _drop_done(self, done: Container[int]) -> None:
-        """Drop the first entries that are done, and truncate the file if none is left."""
-        async with self._lock:
-            while self._frames and self._frames[0][0] in done:
-                self._frames.popleft()
-            if not self._frames:
-                self._end = 0
-                os.ftruncate(self._file, 0)
 
     def _append(self, frame: bytes) -> None:
         try:

@@ -18,8 +18,6 @@ from storage.redis.store import Store
 T = TypeVar("T")
 
 _PAGE = 200  # records per read from the store
-
-
 LONG = 32  # short steps, which take some milliseconds to decode, join and write
 _TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step as lists of numbers,
 _PACKED_TOKENS_OF_A_STEP = 8192  # and as arrays
