@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import orjson
@@ -16,6 +16,7 @@ from rich.text import Text
 from proxy.cli.console import audit_bar, new_table, print_json, print_table, visible
 from proxy.cli.control import Control, new_session
 from proxy.cli.export import ExportRequest
+from proxy.protocols.engines import ENGINES
 from proxy.rollouts.scoring.audit import (
     NOT_SCORED,
     NOTHING,
@@ -133,7 +134,7 @@ class Request:
 
     def options_for(self, scorer: Scorer) -> AuditOptions:
         """Return the audit options for an engine, with the default logprobs mode of its type unless one is specified."""
-        default: LogprobsMode = "after_temperature_logprobs" if scorer.kind == "sglang" else "raw_logprobs"
+        default = cast("LogprobsMode", ENGINES[scorer.kind].logprobs_mode)
         at_once = self.concurrency or (1 if scorer.has_adapters else 4)
         return AuditOptions(self.tolerance, self.logprobs_mode or default, at_once)
 

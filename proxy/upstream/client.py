@@ -39,15 +39,16 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         *specific, common = PROBE_PATHS
         answers = dict(zip(specific, await _probe_all(endpoint, specific, send_probe), strict=True))
         traits = identify_engine(answers)
-        if traits.kind == "plain":
+        if not ENGINES[traits.kind].returns_ids:
             answers[common] = await send_probe(endpoint, common)
             traits = identify_engine(answers)
         has_errors = any(answer.status >= 500 for answer in answers.values())
-        if traits.kind == "plain" and has_errors and endpoint.traits is not None:
+        is_known = ENGINES[traits.kind].returns_ids
+        if not is_known and has_errors and endpoint.traits is not None:
             traits = endpoint.traits
             _update(endpoint, traits, is_known=False)
             return
-        is_known = traits.kind != "plain" or (answers[common].status == 200 and not has_errors)
+        is_known = is_known or (answers[common].status == 200 and not has_errors)
         _update(endpoint, traits, is_known=is_known)
         endpoint.server = answers[specific[0]].server
         endpoint.describe(await _with_further_traits(endpoint, traits, send_probe))

@@ -118,7 +118,7 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
             return Finding(subject, "fault", seen, "request a completion with curl; agents get the same error")
         only_chat = f" (chat only: a completion returned {response.status})"
         path, body, injected, response = chat
-    if endpoint.kind == "plain":
+    if not endpoint.engine.returns_ids:
         fix = "its steps cannot be exported for training; serve the policy with vLLM or SGLang"
         seen = f"unknown engine type: {model!r} returns text without token IDs{only_chat}"
         return Finding(subject, "note", seen, fix, Exit.UNTRAINABLE)

@@ -62,7 +62,7 @@ class MessagesRenderer(ResponseRenderer):
         choice = first_choice(response)
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_reason_from(choice, self._stops)
-        return message(self._identity, content, usage_from(response.get("usage")), reason, stop)
+        return self._message(content, usage_from(response.get("usage")), reason, stop)
 
     def feed(self, chunk: Json) -> bytes:
         events = [] if self._started else [self._start(chunk.get("usage"))]
@@ -83,28 +83,42 @@ class MessagesRenderer(ResponseRenderer):
             if call.block is None:
                 events += self._begin_call(call)
         if (choice.get("message") or {}).get("content") == "" and not self._has_text:
-            events += self._begin("text", text(""))
+            events += self._begin("text", _text(""))
         events += self._close()
         reason, stop = stop_reason_from(choice, self._stops)
         delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
         return b"".join([*events, event("message_delta", delta=delta, usage=usage), event("message_stop")])
 
+    def _message(self, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
+        """Return the response, at its beginning or complete."""
+        return {
+            "id": f"msg_{self._identity.step_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._identity.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "stop_details": None,
+            "usage": usage,
+        }
+
     def _content(self, message: Mapping[str, Any]) -> Iterator[Json]:
         """Yield the blocks of a message. An empty text is a block after all others; a null text is none."""
         if reasoning := reasoning_of(message):
-            yield thinking(reasoning, self._signature)
+            yield _thinking(reasoning, self._signature)
         if content := message.get("content"):
-            yield text(content)
+            yield _text(content)
         calls = message.get("tool_calls") or []
         for call_id, call in zip(call_ids(calls, self._identity.step_id), calls, strict=True):
             function = call.get("function") or {}
-            yield tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
+            yield _tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
         if content == "":
-            yield text("")
+            yield _text("")
 
     def _start(self, usage: Any) -> bytes:
         self._started = True
-        begun = message(self._identity, [], {**usage_from(usage), "output_tokens": 0}, None, None)
+        begun = self._message([], {**usage_from(usage), "output_tokens": 0}, None, None)
         return event("message_start", message=begun) + _PING
 
     def _pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
@@ -120,7 +134,7 @@ class MessagesRenderer(ResponseRenderer):
     def _add_text(self, content: str, kind: str) -> bytes:
         begun = b""
         if self._open != kind:
-            begun = b"".join(self._begin(kind, text("") if kind == "text" else thinking("", "")))
+            begun = b"".join(self._begin(kind, _text("") if kind == "text" else _thinking("", "")))
         self._has_text = self._has_text or kind == "text"
         delta = {"type": f"{kind}_delta", kind: content}
         return begun + event("content_block_delta", index=self._blocks - 1, delta=delta)
@@ -144,7 +158,7 @@ class MessagesRenderer(ResponseRenderer):
 
     def _begin_call(self, call: _Call) -> Iterator[bytes]:
         call.call_id = choose_call_id(call.call_id, self._ids, self._identity.step_id, call.index)
-        yield from self._begin("tool_use", tool_use(call.call_id, call.name or "", {}))
+        yield from self._begin("tool_use", _tool_use(call.call_id, call.name or "", {}))
         call.block = self._blocks - 1
         self._held.open_call = call.index
         yield from self._feed_arguments(call)
@@ -171,33 +185,15 @@ class MessagesRenderer(ResponseRenderer):
         self._open = None
 
 
-def message(identity: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
-    """Return a response, at its beginning or complete."""
-    return {
-        "id": f"msg_{identity.step_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": identity.model,
-        "content": content,
-        "stop_reason": reason,
-        "stop_sequence": stop,
-        "stop_details": None,
-        "usage": usage,
-    }
-
-
-def text(content: str) -> Json:
-    """Return a text block."""
+def _text(content: str) -> Json:
     return {"type": "text", "text": content}
 
 
-def thinking(reasoning: str, signature: str) -> Json:
-    """Return a reasoning block."""
+def _thinking(reasoning: str, signature: str) -> Json:
     return {"type": "thinking", "thinking": reasoning, "signature": signature}
 
 
-def tool_use(call_id: str, name: str, arguments: Json) -> Json:
-    """Return a tool call."""
+def _tool_use(call_id: str, name: str, arguments: Json) -> Json:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 

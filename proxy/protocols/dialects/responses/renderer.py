@@ -8,6 +8,7 @@ Invariant: the whole response equals the one in the stream's last event, however
 to reasoning or text after another item, that is an item of its own in the stream.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -166,21 +167,34 @@ class _Part:
         return {"logprobs": list(entries)} if self.kind == "output_text" else {}
 
 
-class TextItem:
-    """A message or a reasoning item: parts with one text each. `fields` are the other fields of its JSON."""
+class Item(ABC):
+    """An item while it is streamed. `fields` are the fields of its JSON that do not change."""
 
-    def __init__(self, events: Events, name: str, index: int, fields: Mapping[str, Any]) -> None:
+    def __init__(self, events: Events, name: str, index: int, fields: Json) -> None:
         self._events = events
         self._name = name
         self._index = index
         self._fields = dict(fields)
-        self._parts: dict[PartKind, _Part] = {}
 
     def begin(self) -> bytes:
         """Return its first event."""
-        return self._events.write(
-            "response.output_item.added", output_index=self._index, item=self.to_json("in_progress")
-        )
+        return self._item_event("added", "in_progress")
+
+    @abstractmethod
+    def to_json(self, status: Status) -> Json:
+        """Return the item as JSON, with its content so far."""
+
+    def _item_event(self, stage: str, status: Status) -> bytes:
+        item = self.to_json(status)
+        return self._events.write(f"response.output_item.{stage}", output_index=self._index, item=item)
+
+
+class TextItem(Item):
+    """A message or a reasoning item: parts with one text each."""
+
+    def __init__(self, events: Events, name: str, index: int, fields: Json) -> None:
+        super().__init__(events, name, index, fields)
+        self._parts: dict[PartKind, _Part] = {}
 
     def append(self, kind: PartKind, piece: str, logprobs: Sequence[Json] = ()) -> bytes:
         """Return the events of a piece of a part; the first piece begins the part, an empty one adds no text."""
@@ -211,11 +225,9 @@ class TextItem:
             logprobs = part.logprobs_field(part.logprobs)
             events.append(self._event(f"response.{part.kind}.done", part, **part.text(), **logprobs))
             events.append(self._event("response.content_part.done", part, part=part.to_json()))
-        done = self._events.write("response.output_item.done", output_index=self._index, item=self.to_json(status))
-        return b"".join([*events, done])
+        return b"".join([*events, self._item_event("done", status)])
 
     def to_json(self, status: Status) -> Json:
-        """Return the item as JSON, with its content so far."""
         content = [part.to_json() for part in self._parts.values()]
         return {"id": self._name, **self._fields, "content": content, "status": status}
 
@@ -224,26 +236,17 @@ class TextItem:
         return self._events.write(event, **ids, **fields)
 
 
-class CallItem:
+class CallItem(Item):
     """A call of a function or a custom tool. Argument text is streamed as sampled; a custom tool's input is read from it."""
 
     def __init__(self, events: Events, name: str, index: int, tool: Tool, call_id: str) -> None:
-        self._events = events
-        self._name = name
-        self._index = index
         self._reader = FreeformReader() if tool.kind == "custom" else None
         self._field = "arguments" if self._reader is None else "input"
         self._event_name = "function_call_arguments" if self._reader is None else "custom_tool_call_input"
         namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
         kind = "function_call" if self._reader is None else "custom_tool_call"
-        self._fields = {"type": kind, "call_id": call_id, "name": tool.name, **namespace}
+        super().__init__(events, name, index, {"type": kind, "call_id": call_id, "name": tool.name, **namespace})
         self._pieces: list[str] = []
-
-    def begin(self) -> bytes:
-        """Return its first event."""
-        return self._events.write(
-            "response.output_item.added", output_index=self._index, item=self.to_json("in_progress")
-        )
 
     def append(self, arguments: str) -> bytes:
         """Return the events of a piece of the argument text."""
@@ -252,14 +255,11 @@ class CallItem:
     def end(self, status: Status) -> bytes:
         """Return its last events."""
         events = b"" if self._reader is None else self._append(self._reader.end())
-        whole = {self._field: "".join(self._pieces)}
-        events += self._event("done", **whole)
-        done = self._events.write("response.output_item.done", output_index=self._index, item=self.to_json(status))
-        return events + done
+        events += self._event("done", **{self._field: "".join(self._pieces)})
+        return events + self._item_event("done", status)
 
     def to_json(self, status: Status) -> Json:
-        """Return the item as JSON. Custom calls have no status."""
-        status_field = {"status": status} if self._reader is None else {}
+        status_field = {"status": status} if self._reader is None else {}  # custom calls have no status
         return {"id": self._name, **self._fields, self._field: "".join(self._pieces), **status_field}
 
     def _append(self, piece: str) -> bytes:

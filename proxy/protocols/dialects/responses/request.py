@@ -104,15 +104,11 @@ def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: Re
     if options.has_developers:
         return messages
     messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
-    leading = list(takewhile(_is_system_text, messages))
+    leading = list(takewhile(lambda it: it["role"] == "system" and _texts(it["content"]) is not None, messages))
     if len(leading) < 2:
         return messages
     joined = "\n\n".join(text for message in leading for text in _texts(message["content"]) or ())
     return [{"role": "system", "content": joined}, *messages[len(leading) :]]
-
-
-def _is_system_text(message: Json) -> bool:
-    return message["role"] == "system" and _texts(message["content"]) is not None
 
 
 def _texts(content: str | list[Json]) -> list[str] | None:
