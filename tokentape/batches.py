@@ -6,13 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from tokentape.transport import LOG, MAX_WAIT_S, ClientError, Wait
 from tokentape.types import ClaimedGroup
-
-if TYPE_CHECKING:
-    from tokentape.control_api import ControlApi
 
 LONG_POLL_S: Final = 30.0
 HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
@@ -37,7 +34,7 @@ class Batch:
     has the group or no extension succeeded within the lease, `is_lost` is true, and `check`, `groups` and `ack` raise.
     """
 
-    def __init__(self, client: "ControlApi", claimed: dict[str, Any], lease_s: float) -> None:
+    def __init__(self, client: Any, claimed: dict[str, Any], lease_s: float) -> None:
         self.claimed = claimed
         self.batch_id: str = claimed["batch_id"]
         self._client = client
@@ -162,7 +159,7 @@ class Stall:
 
 
 async def claim_batches(
-    client: "ControlApi",
+    client: Any,
     *,
     consumer: str,
     groups: int,
