@@ -4,6 +4,7 @@ from typing import Final
 
 from proxy.api.control import (
     batches,
+    claims,
     engines,
     exports,
     groups,
@@ -79,7 +80,7 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
         "post", f"{_G}/requeue", groups.requeue_group, "Put a group that was dropped or is done into the queue again.",
         *_CHANGED, body=schemas.RequeueGroup,
     ),
-    route("post", "/batches/claim", batches.claim_batch, "Claim complete groups.", *_READ, 422, body=schemas.ClaimBatch),
+    route("post", "/batches/claim", claims.claim_batch, "Claim complete groups.", *_READ, 422, body=schemas.ClaimBatch),
     route(
         "post", f"{_B}/ack", batches.ack_batch, "Acknowledge a batch: its groups are removed from the queue.",
         *_CHANGED, body=schemas.AckBatch,

@@ -1,4 +1,4 @@
-"""Claims: selection, lease and rendering of complete groups for a consumer.
+"""The route by which a consumer claims complete groups: their selection, lease and rendering.
 
 A claim is for one policy, and considers the groups in its queue. Each of them is leased, refused or dropped, with the reason.
 The rewards of a group are frozen before they are read, so that they are the same in the batch, afterwards, and in batches of
@@ -9,29 +9,31 @@ one, and once enough are available it leases as many as it needs before it rende
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress, islice
 from math import inf
+from operator import not_
 from typing import Final
 
-from proxy.api.context import Context
-from proxy.api.control.export_query import ExportQuery
-from proxy.api.control.group_rows import (
-    REWARD_PENDING,
-    Reason,
-    all_ended,
-    check_members,
-    read_group_rows,
-    why_pending,
-)
+import orjson
+from aiohttp import web
+
+from proxy.api.context import CONTEXT, Context
+from proxy.api.control.export_query import ExportQuery, export_query
+from proxy.api.control.group_rows import REWARD_PENDING, Reason, all_ended, check_members, read_group_rows, why_pending
 from proxy.api.control.outcomes import Earned, Outcome, earned_by, estimate, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
+from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.requests import body_from, named
+from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged
 from proxy.export.base import MissingReward
 from proxy.rollouts.group import (
+    Batch,
     Claims,
     Group,
     PolicyState,
@@ -39,13 +41,15 @@ from proxy.rollouts.group import (
     find_group,
     freeze,
     members_of,
+    read_batch,
     read_note,
     state_fields,
     supersede,
     unfreeze,
+    write_batch,
 )
 from proxy.rollouts.policy import NOTHING, Announced, Policy, read_announced
-from proxy.rollouts.rollout import ClaimId, Rollout
+from proxy.rollouts.rollout import ClaimId, Rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
@@ -54,9 +58,12 @@ from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream.concurrency import run_all
-from storage.errors import StorageError
-from storage.types import QueuedGroup
+from storage.errors import FieldsChanged, StorageError
+from storage.types import QueueCounts, QueuedGroup
 
+_POLL_INTERVAL_S: Final = 0.2
+_LEASE_PARTS: Final = 3  # a lease is extended after this part of it
+INTERVALS_MISSED: Final = 2  # without a heartbeat: one was due after the first, and the next one is
 _MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
 _EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
@@ -122,6 +129,178 @@ class Claim:
     def id(self) -> ClaimId:
         """What the rewards that it freezes have of it."""
         return ClaimId(self.policy.name, self.batch_id)
+
+
+async def claim_batch(request: web.Request) -> web.Response:
+    """`POST /batches/claim`: lease up to `groups` complete groups, or exactly as many; wait up to `wait_s` for them."""
+    context = request.app[CONTEXT]
+    body = await body_from(request, ClaimBatch)
+    policy = context.policies.claimed(body.policy)
+    query = replace(export_query(context, body), policy=policy.name)
+    query = await query.begin(context)  # first, so that no group is leased if the engines that score it are unreachable
+    by_default = "drop" if body.max_staleness is not None else context.settings.groups.earlier_epochs
+    claim = Claim(new_id(context.clock), body, query, policy, (body.earlier_epochs or by_default) == "take")
+    started = context.clock.monotonic()
+    deadline = started + body.wait_s
+    try:
+        async with _leases_kept(context, claim):
+            await _fill_in_time(request, context, claim, deadline)
+            lease_ms = await _record(context, claim)
+        waiting = await context.store.queue.counts(policy.name)
+    except BaseException:
+        await undo(context, claim, claim.held)
+        raise
+    for reason in claim.refused.values():
+        context.metrics.refused_groups.labels(policy.name, reason.code).inc()
+    if _is_disconnected(request):
+        await undo(context, claim, claim.held)
+        return web.Response(status=CLIENT_CLOSED_REQUEST)
+    await supersede_earlier(context, claim)
+    context.metrics.claim_wait_seconds.labels(policy.name).observe(context.clock.monotonic() - started)
+    await observe(context, claim)
+    shown = {"policy": policy.name} if context.policies.has_named else {}
+    return web.Response(body=_batch_json(claim, shown, lease_ms, waiting), content_type="application/json")
+
+
+async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
+    """Poll for groups until one is leased, the deadline is over, or the client has disconnected.
+
+    The interval is random, so that exact claims that compete for groups do not do so again at the same time. It is not shorter
+    than a poll, which takes long if thousands of groups are refused.
+    """
+    others: dict[str, Batch] = {}
+    while True:
+        began = context.clock.monotonic()
+        await _take_over(context, claim, others)
+        await fill(context, claim)
+        remaining_s = deadline - context.clock.monotonic()
+        if claim.held or remaining_s <= 0 or _is_disconnected(request):
+            return
+        random_s = _POLL_INTERVAL_S * (0.75 + context.clock.entropy(1)[0] / 512)
+        interval_s = max(random_s, context.clock.monotonic() - began)
+        await asyncio.sleep(min(interval_s, remaining_s))
+
+
+@asynccontextmanager
+async def _leases_kept(context: Context, claim: Claim) -> AsyncIterator[None]:
+    """Extend the leases of the claim's groups in the background, if they are scored: that can take longer than a lease."""
+    if claim.query.rescoring is None:
+        yield
+        return
+    keeping = asyncio.get_running_loop().create_task(_keep_leases(context, claim))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def _keep_leases(context: Context, claim: Claim) -> None:
+    lease_ms = claim.body.lease_ms
+    while True:
+        await asyncio.sleep(lease_ms / 1000 / _LEASE_PARTS)
+        now_ms = context.clock.now_ms()
+        fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
+        for held in tuple(claim.held):
+            with suppress(StorageError):  # `_record` finds the groups whose leases expired
+                await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+
+
+async def _take_over(context: Context, claim: Claim, others: dict[str, Batch]) -> None:
+    """Release the groups of other instances of the consumer that missed a heartbeat, and end their batches.
+
+    A heartbeat is missed if the next one is due as well. `others` has the batches that this claim has read before.
+    """
+    consumer, instance = claim.body.consumer, claim.body.instance
+    if instance is None:
+        return
+    silences = await context.store.queue.holders(claim.policy.name)
+    found = await asyncio.gather(*(context.store.batches.get(name) for name in silences.keys() - others.keys()))
+    others |= {stored.name: read_batch(stored) for stored in found if stored is not None}
+    for name, silence_ms in silences.items():
+        batch = others.get(name)
+        if batch is None or batch.consumer != consumer or batch.instance in (None, instance) or not batch.heartbeat_ms:
+            continue
+        if silence_ms >= (limit_ms := INTERVALS_MISSED * batch.heartbeat_ms):
+            await _end_silent(context, batch, instance, limit_ms)
+
+
+async def _end_silent(context: Context, batch: Batch, instance: str, limit_ms: int) -> None:
+    """End a batch and release its groups, unless its lease is extended meanwhile: the first group decides for all."""
+    for waiting in batch.held:
+        if await release(context, batch.batch_id, waiting, silent_ms=limit_ms):
+            break
+    else:
+        return
+    with suppress(FieldsChanged):  # it ended otherwise meanwhile
+        fields = write_fields({"ended": "taken_over"})
+        now_ms = context.clock.now_ms()
+        await context.store.batches.update_if(batch.batch_id, fields, expect={"ended": None}, now_ms=now_ms)
+    for waiting in batch.held:
+        await release(context, batch.batch_id, waiting)
+    shown = {**named(batch, "batch_id", "consumer", "instance"), "taken_over_by": instance}
+    LOG.warning("Batch taken over from an instance of its consumer that missed a heartbeat", extra={"fields": shown})
+
+
+def _is_disconnected(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+async def _record(context: Context, claim: Claim) -> int | None:
+    """Store the groups of the batch under its ID; return when its lease ends, in unix milliseconds.
+
+    The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch; an exact
+    claim then has no batch.
+    """
+    lease_ms = claim.body.lease_ms
+    while True:
+        await normalize(context, claim)
+        now_ms = context.clock.now_ms()
+        fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
+        has = [
+            await context.store.queue.extend(
+                held.waiting,
+                claim.batch_id,
+                fields | held.delivered_to(claim.body.consumer),
+                lease_ms=lease_ms,
+                now_ms=now_ms,
+            )
+            for held in claim.held
+        ]
+        if all(has):
+            break
+        await undo(context, claim, list(compress(claim.held, map(not_, has))))
+        claim.held = list(compress(claim.held, has))  # advantages over the batch change without the lost groups
+    if claim.body.exact and claim.missing:
+        await put_back(context, claim)
+    if not claim.held:
+        return None
+    body, entries = claim.body, [held.waiting for held in claim.held]
+    heartbeat_ms = None if body.heartbeat_s is None else max(1, round(body.heartbeat_s * 1000))
+    batch = write_batch(body.consumer, claim.policy.name, entries, instance=body.instance, heartbeat_ms=heartbeat_ms)
+    await context.store.batches.open(claim.batch_id, batch, now_ms=now_ms)
+    return now_ms + lease_ms
+
+
+def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, waiting: QueueCounts) -> bytes:
+    """Return the batch as JSON, around groups that are JSON already. `waiting` counts groups that are not in the batch."""
+    without = {"dropped": claim.dropped, "refused": claim.refused}
+    fields = {
+        "batch_id": claim.batch_id if claim.held else None,
+        "consumer": claim.body.consumer,
+        "format": claim.body.format,
+        **shown,
+        "policy_version": claim.announced.version,
+        "policy_epoch": claim.announced.epoch,
+        "lease_ms": lease_ms,
+        "waiting": {"available": waiting.available, "claimed": max(0, waiting.claimed - len(claim.held))},
+        **{
+            kind: [{"group_id": group, "code": reason.code, "why": reason.why} for group, reason in found.items()]
+            for kind, found in without.items()
+        },
+        "reasons": {kind: Counter(reason.code for reason in found.values()) for kind, found in without.items()},
+    }
+    return orjson.dumps(fields)[:-1] + b',"groups":[' + b",".join(held.rendered for held in claim.held) + b"]}"
 
 
 async def fill(context: Context, claim: Claim) -> None:

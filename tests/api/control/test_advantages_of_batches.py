@@ -5,7 +5,7 @@ from statistics import fmean, pstdev
 import pytest
 from tests.support.session import names_in
 
-from proxy.api.control import batches
+from proxy.api.control import claims
 
 
 def by_group(batch):
@@ -61,8 +61,8 @@ async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baselin
         await proxy.delete("/groups/g2")
         await original(context, claim)
 
-    original = batches.normalize
-    monkeypatch.setattr(batches, "normalize", normalize)
+    original = claims.normalize
+    monkeypatch.setattr(claims, "normalize", normalize)
     batch = await proxy.claim(groups=10, advantage="reinforce_pp")
 
     assert {"g1": normalized(1, 0)} == by_group(batch)
@@ -91,7 +91,7 @@ async def test_the_rewards_of_a_normalized_batch_are_frozen_until_it_is_undone(p
         raise RuntimeError
 
     with monkeypatch.context() as failing:
-        failing.setattr(batches, "normalize", fail)
+        failing.setattr(claims, "normalize", fail)
         failed = await proxy.post("/batches/claim", {"consumer": "t", "advantage": "reinforce_pp"})
     changed = await proxy.patch(f"/rollouts/{member}", {"reward": 2})
     batch = await proxy.claim(advantage="reinforce_pp")

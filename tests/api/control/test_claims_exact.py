@@ -6,7 +6,7 @@ import pytest
 from tests.support.fakes import settings_for
 from tests.support.session import Session, names_in
 
-from proxy.api.control import batches, claims
+from proxy.api.control import claims
 from proxy.server.listener import running
 from storage.errors import StoreUnreachable
 
@@ -131,7 +131,7 @@ async def test_after_a_failed_exact_claim_nothing_is_held_or_frozen(proxy, store
 async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(proxy, monkeypatch):
     """Its other groups are released."""
     members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
-    fill, taken = batches.fill, []
+    fill, taken = claims.fill, []
 
     async def slow(context, claim):
         await fill(context, claim)
@@ -140,9 +140,9 @@ async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(pro
             await asyncio.sleep(0.05)  # longer than its lease
             taken.append(await proxy.claim(consumer="fast", lease_s=60))
 
-    monkeypatch.setattr(batches, "fill", slow)
+    monkeypatch.setattr(claims, "fill", slow)
     claimed = await proxy.claim(consumer="slow", groups=2, exact=True, lease_s=0.01)
-    monkeypatch.setattr(batches, "fill", fill)
+    monkeypatch.setattr(claims, "fill", fill)
     (fast,) = taken[1]["groups"]
 
     assert (None, [], {"available": 1, "claimed": 1}) == tuple(

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.support.session import names_in
 
-from proxy.api.control import batches
+from proxy.api.control import claims
 from proxy.api.control.outcomes import Earned, earned_by, observe_claimed
 from proxy.rollouts.policy import NOTHING, Announced
 from proxy.rollouts.rollout import Rollout
@@ -123,7 +123,7 @@ async def test_a_claim_that_fails_or_refuses_counts_nothing(proxy, monkeypatch):
         raise RuntimeError
 
     with monkeypatch.context() as failing:
-        failing.setattr(batches, "normalize", fail)
+        failing.setattr(claims, "normalize", fail)
         assert 500 == (await proxy.post("/batches/claim", {"consumer": "t", "reward_s": 0})).status
     assert 0 == await count(proxy)
     await proxy.claim(reward_s=0)
