@@ -77,11 +77,11 @@ class Held:
     """A leased group."""
 
     waiting: QueuedGroup  # its entry in the queue
-    members: tuple[str, ...] = ()  # whose rewards the claim froze, or `freezing` freezes
+    members: tuple[str, ...] = ()  # the claim froze their rewards, or `freezing` does
     freezing: asyncio.Task[list[Rollout | None]] | None = None
     earlier: Mapping[str, Claims] = field(
         default_factory=dict
-    )  # of members that other claims of the policy froze before
+    )  # by member, where a claim of the policy froze it before
     rendered: bytes = b""  # its JSON
     outcomes: Sequence[Outcome] = ()  # of its rollouts, if the advantages of the batch depend on them
     earned: Earned | None = None  # None if there were earlier claims
@@ -98,10 +98,7 @@ class Held:
 
 @dataclass(slots=True)
 class Claim:
-    """The state of one claim: the groups that it leased, and those that it dropped or refused, with the reasons.
-
-    `examined` has the groups that an exact claim has rendered once and released.
-    """
+    """The state of one claim."""
 
     batch_id: str
     body: ClaimBatch
@@ -109,10 +106,10 @@ class Claim:
     policy: Policy
     takes_earlier_epochs: bool = False
     announced: Announced = NOTHING
-    held: list[Held] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)  # the groups that it leased
     dropped: dict[str, Reason] = field(default_factory=dict)
     refused: dict[str, Reason] = field(default_factory=dict)
-    examined: set[str] = field(default_factory=set)
+    examined: set[str] = field(default_factory=set)  # groups that an exact claim has rendered once and released
     examined_at: float = -inf
 
     @property
@@ -155,7 +152,11 @@ async def claim_batch(request: web.Request) -> web.Response:
     if _is_disconnected(request):
         await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
-    await supersede_earlier(context, claim)
+    # The batch is never undone from here on: the rewards depend on it instead of earlier claims of the policy.
+    with suppress(StorageError, Damaged):  # the earlier ones remain, until the next claim
+        for held in claim.held:
+            for name, known in held.earlier.items():
+                await supersede(context.store, context.clock, name, known, claim.id)
     context.metrics.claim_wait_seconds.labels(policy.name).observe(context.clock.monotonic() - started)
     await observe(context, claim)
     shown = {"policy": policy.name} if context.policies.has_named else {}
@@ -576,14 +577,6 @@ async def _unfreeze(context: Context, claim: Claim, held: Held) -> None:
         await asyncio.wait([held.freezing])
     for name in held.members:
         await unfreeze(context.store, context.clock, name, claim.id)
-
-
-async def supersede_earlier(context: Context, claim: Claim) -> None:
-    """Let the rewards of the groups depend on this claim instead of earlier ones of its policy: it is never undone."""
-    with suppress(StorageError, Damaged):  # the earlier ones remain, until the next claim
-        for held in claim.held:
-            for name, known in held.earlier.items():
-                await supersede(context.store, context.clock, name, known, claim.id)
 
 
 async def _drop(context: Context, claim: Claim, held: Held, reason: Reason) -> None:
