@@ -38,9 +38,8 @@ _BROKEN: Final = (EOFError, zlib.error, zstandard.ZstdError)  # of a stream that
 async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
     """Return the body, decompressed, of at most `most` bytes, if that is less than the configured limit.
 
-    Its bytes stay reserved until the request has its response (`failures`).
-
-    Raises RequestTooLarge, RequestTimeout, UnsupportedEncoding, Overloaded, or BadRequest if it cannot be decompressed.
+    Its bytes stay reserved until the request has its response (`failures`). Raises RequestTooLarge, RequestTimeout,
+    UnsupportedEncoding, Overloaded, or BadRequest if it cannot be decompressed.
     """
     context = request.app[CONTEXT]
     agents, coding = context.settings.agents, _coding(request) if "Content-Encoding" in request.headers else None

@@ -156,10 +156,8 @@ class InFlightBytes:
     ) -> None:
         """Count a part of a response, and reserve memory for a part of a long stream before it is parsed.
 
-        Of a cumulative stream, only the last event is held; what is withheld is not parsed yet.
-
-        Raises:
-            EngineResponseTooLarge: The response exceeds `limit_bytes`, or as `reserve`.
+        Of a cumulative stream, only the last event is held; what is withheld is not parsed yet. Raises
+        EngineResponseTooLarge if the response exceeds `limit_bytes`, or as `reserve`.
         """
         if call.response_bytes + len(read) > min(limit_bytes, _UNWEIGHED_BYTES):
             if is_cumulative:
@@ -177,10 +175,8 @@ class InFlightBytes:
     def reserve(self, call: CallInFlight, more: int, limit_bytes: int) -> None:
         """Reserve `more` bytes of memory to parse a long response.
 
-        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size.
-
-        Raises:
-            EngineResponseTooLarge: It takes more than four times `limit_bytes`, or other calls use the memory.
+        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size. Raises
+        EngineResponseTooLarge if it takes more than four times `limit_bytes`, or other calls use the memory.
         """
         parsed = call.parsed_bytes + more
         if parsed > _PARSED_RATIO * limit_bytes:

@@ -11,15 +11,7 @@ from proxy.clock import Clock
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.matching import Ambiguous, Match, Sampler, continue_text, match, match_text
 from proxy.continuation.turns import BOUNDS, Turn, Turns, own_rendering
-from proxy.continuation.types import (
-    Continuation,
-    LookupFailed,
-    Message,
-    Mode,
-    Reason,
-    Render,
-    rendering_of,
-)
+from proxy.continuation.types import Continuation, LookupFailed, Message, Mode, Reason, Render, rendering_of
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
 from proxy.protocols.dialects.responses.item_ids import repeated_steps
 from proxy.protocols.number_lists import KnownPrompt, prompt_of

@@ -25,14 +25,7 @@ from proxy.errors import Damaged, ProxyError, StoreUnavailable
 from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.outages import Journal, StoreHealth
 from proxy.rollouts.policy import unknown_staleness
-from proxy.rollouts.rollout import (
-    BEGAN_FIELD,
-    DELIVERED_MARK,
-    HTTP_COUNT,
-    TASK_FIELD,
-    UNDELIVERED_MARK,
-    read_rollout,
-)
+from proxy.rollouts.rollout import BEGAN_FIELD, DELIVERED_MARK, HTTP_COUNT, TASK_FIELD, UNDELIVERED_MARK, read_rollout
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader

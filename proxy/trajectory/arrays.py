@@ -46,8 +46,7 @@ def floats_with_gaps(length: int, parts: Iterable[tuple[int, Logprobs]]) -> Floa
 def pack_ids(values: Sequence[int]) -> Ids:
     """Return token ids as int32.
 
-    Raises:
-        ValueError: A value is not an integer of 32 bits; booleans are not integers.
+    Raises ValueError if a value is not an integer of 32 bits; booleans are not integers.
     """
     if isinstance(values, array) and values.typecode == "i":
         return values
@@ -75,8 +74,7 @@ def has_negative(ids: Ids) -> bool:
 def pack_numbers(values: Sequence[int]) -> Ids:
     """Return token ids as int32, of which none is a boolean.
 
-    Raises:
-        ValueError: A value is not an integer of 32 bits.
+    Raises ValueError if a value is not an integer of 32 bits.
     """
     try:
         return array("i", struct.pack(f"{len(values)}i", *values))
@@ -129,8 +127,7 @@ def _number(value: Any) -> float:
 def pack_mask(positions: Sequence[Sequence[int]]) -> Mask:
     """Return the remaining ids of each position as two flat arrays.
 
-    Raises:
-        ValueError: A value is not an integer of 32 bits.
+    Raises ValueError if a value is not an integer of 32 bits.
     """
     return Mask(pack_ids(list(chain.from_iterable(positions))), array("i", accumulate(map(len, positions), initial=0)))
 
@@ -144,8 +141,7 @@ def unpack_mask(mask: Mask) -> list[list[int]]:
 def pack_experts(given: Any) -> Experts:
     """Return the experts of an engine's response: the bytes of a base64 string, anything else as JSON.
 
-    Raises:
-        TypeError: orjson cannot write the value.
+    Raises TypeError if orjson cannot write the value.
     """
     raw = _from_base64(given) if isinstance(given, str) else None
     if raw is None:
@@ -181,11 +177,7 @@ to_little_endian: Final[Callable[["Prompt | Logprobs"], bytes]] = (
 
 
 def ids_from_little_endian(raw: bytes, byteorder: str = sys.byteorder) -> Ids:
-    """Return the ids that `to_little_endian` wrote.
-
-    Raises:
-        ValueError: Bytes are missing.
-    """
+    """Return the ids that `to_little_endian` wrote. Raises ValueError if Bytes are missing."""
     ids = array("i", raw)
     if byteorder != "little":
         ids.byteswap()
@@ -193,11 +185,7 @@ def ids_from_little_endian(raw: bytes, byteorder: str = sys.byteorder) -> Ids:
 
 
 def logprobs_from_little_endian(code: Literal["f", "d"], raw: bytes, byteorder: str = sys.byteorder) -> Logprobs:
-    """Return the logprobs of this type code that `to_little_endian` wrote.
-
-    Raises:
-        ValueError: Bytes are missing.
-    """
+    """Return the logprobs of this type code that `to_little_endian` wrote. Raises ValueError if Bytes are missing."""
     logprobs = array(code, raw)
     if byteorder != "little":
         logprobs.byteswap()

@@ -231,8 +231,7 @@ class BlockReader:
     def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
         """Return the pieces of the chain with this name: bytes, or parsed messages.
 
-        Raises:
-            BrokenChain: A block is missing or damaged.
+        Raises BrokenChain if a block is missing or damaged.
         """
         fresh = []
         name = end
@@ -248,8 +247,7 @@ class BlockReader:
     def link(self, end: bytes) -> Link | None:
         """Return the last link of the chain of ids with this name. Chains with a common beginning share their links.
 
-        Raises:
-            BrokenChain: A block is missing or damaged.
+        Raises BrokenChain if a block is missing or damaged.
         """
         fresh = []
         name = end
@@ -263,20 +261,12 @@ class BlockReader:
         return link
 
     def image(self, name: bytes) -> str:
-        """Return the data of an image, as it is in messages.
-
-        Raises:
-            BrokenChain: It is missing or damaged.
-        """
+        """Return the data of an image, as it is in messages. Raises BrokenChain if it is missing or damaged."""
         _, data = self._opened.get(name) or self._open(IMAGE, name)
         return str(data)
 
     def expand(self, packed: bytes) -> bytes:
-        """Return the bytes that `BlockWriter.compress` compressed.
-
-        Raises:
-            ValueError: The bytes are damaged.
-        """
+        """Return the bytes that `BlockWriter.compress` compressed. Raises ValueError if the bytes are damaged."""
         try:
             decompressor = _IDLE_DECOMPRESSORS.pop()
         except IndexError:

@@ -70,11 +70,8 @@ _SHORT_TEXT: Final = blocks.UNIT_BYTES // 6  # characters, whose JSON has at mos
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     """Return a step as a record with the blocks that are not `known` to be stored.
 
-    `index` is not encoded: the store assigns it. NaN in JSON of clients and engines becomes null; in logprobs it is
-    kept.
-
-    Raises:
-        TypeError: orjson cannot write a value: more than 254 levels, or an integer of more than 64 bits.
+    `index` is not encoded: the store assigns it. NaN in JSON of clients and engines becomes null; in logprobs it is kept.
+    Raises TypeError if orjson cannot write a value: more than 254 levels, or an integer of more than 64 bits.
     """
     writer = BlockWriter(known)
     images = data_in(messages_of(step)) if IMAGES in step.extra else {}
@@ -131,11 +128,9 @@ def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple
 def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whole: bool = True) -> Step:
     """Return the step of a record, which has this `index` in its rollout.
 
-    Without `whole`, `request` and `sent` are empty and `response` is None, for readers that need tokens only. Messages
-    are shared between all steps of a reader and must not be changed.
-
-    Raises:
-        UnreadableRecord: The record is damaged, incomplete or of an unknown version.
+    Without `whole`, `request` and `sent` are empty and `response` is None, for readers that need tokens only. Messages are
+    shared between all steps of a reader and must not be changed. Raises UnreadableRecord if the record is damaged,
+    incomplete or of an unknown version.
     """
     schema, packed = open_frame(record)
     try:
@@ -167,8 +162,7 @@ def open_frame(record: bytes) -> tuple[int, bytes]:
 def _bounded(response: Any) -> bytes:
     """Return the response as JSON.
 
-    Raises:
-        TypeError: It is too deep to be embedded in the responses of the control API.
+    Raises TypeError if it is too deep to be embedded in the responses of the control API.
     """
     for _ in range(_WRAPPINGS):
         response = [response]

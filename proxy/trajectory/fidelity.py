@@ -91,10 +91,8 @@ class Evidence:
 def check(evidence: Evidence) -> tuple[str, ...]:
     """Return the codes of all problems, in the order of `PROBLEMS`; a step without any is exact.
 
-    A step of status "error" has nothing to check, and its only problem is that error.
-
-    Raises:
-        KeyError: A special code is unknown.
+    A step of status "error" has nothing to check, and its only problem is that error. Raises KeyError if a special code is
+    unknown.
     """
     if _is_usual(evidence):
         return ()

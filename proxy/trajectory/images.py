@@ -216,8 +216,7 @@ def put_back(value: Any, places: Iterable[Place], data_named: Callable[[bytes], 
 def piece_of(message: Any, names: Mapping[str, bytes]) -> bytes:
     """Return a message as JSON; if it has data in `names`, as the mark, the places and a line with the rest.
 
-    Raises:
-        TypeError: orjson cannot write it.
+    Raises TypeError if orjson cannot write it.
     """
     rest, places = taken_out(message, names) if isinstance(message, dict | list) else (message, [])
     text = orjson.dumps(rest)

@@ -36,9 +36,7 @@ def write_python(value: Any, encoder: json.JSONEncoder) -> str:
     """Return a value as Python's own JSON.
 
     Many values are written one by one: for a million floats, one call in C takes more than a second, while no thread runs.
-
-    Raises:
-        RecursionError: It is nested too deeply.
+    Raises RecursionError if it is nested too deeply.
     """
     return "".join(encoder.iterencode(value)) if size_of([value], _MANY_BYTES) > _MANY_BYTES else encoder.encode(value)
 
@@ -46,10 +44,8 @@ def write_python(value: Any, encoder: json.JSONEncoder) -> str:
 def parse_text(text: str, loads: Callable[[str], Any] = orjson.loads) -> Any:
     """Return the JSON value in a text that an agent or a model wrote, such as the arguments of a call.
 
-    The limits of a body do not count the values in its texts, so they are limited here.
-
-    Raises:
-        ValueError: The text is not JSON, or may have too many values.
+    The limits of a body do not count the values in its texts, so they are limited here. Raises ValueError if the text is
+    not JSON, or may have too many values.
     """
     if len(text) > _MAX_VALUES and sum(map(text.count, "[{,")) > _MAX_VALUES:
         raise ValueError("the JSON in a text has too many values")
@@ -59,8 +55,7 @@ def parse_text(text: str, loads: Callable[[str], Any] = orjson.loads) -> Any:
 def to_json_bytes(value: Any) -> bytes:
     """Return a value as compact JSON, of any depth; bytes as base64.
 
-    Raises:
-        TypeError: JSON cannot represent the value.
+    Raises TypeError if JSON cannot represent the value.
     """
     if isinstance(value, bytes):
         return orjson.dumps(b64encode(value).decode())

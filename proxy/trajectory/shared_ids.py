@@ -20,10 +20,8 @@ class Link:
 class SharedIds:
     """Token ids as a chain of shared pieces and a separate tail. It reads like an `array('i')` and is immutable.
 
-    Reading an item copies all ids: call `to_array()` once if several are needed.
-
-    Raises:
-        ValueError: The bytes are not whole ids.
+    Reading an item copies all ids: call `to_array()` once if several are needed. Raises ValueError if the bytes are not
+    whole ids.
     """
 
     __slots__ = ("_length", "end", "tail")

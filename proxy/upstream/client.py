@@ -94,11 +94,7 @@ async def _with_further_traits(endpoint: Endpoint, traits: Traits, send_probe: S
 
 
 async def _probe_all(endpoint: Endpoint, paths: Sequence[str], send_probe: SendProbe) -> list[ProbeResponse]:
-    """Return the responses to concurrent requests.
-
-    Raises:
-        EngineError: A request failed; the others are cancelled.
-    """
+    """Return the responses to concurrent requests. Raises EngineError if a request failed; the others are cancelled."""
     tasks = [asyncio.get_running_loop().create_task(send_probe(endpoint, path)) for path in paths]
     try:
         return await asyncio.gather(*tasks)
@@ -122,10 +118,8 @@ _JSON: Final = (("Content-Type", "application/json"),)
 async def body_of(response: HttpResponse, most: int | None = None) -> bytearray:
     """Return the body of an auxiliary response (models, texts, token counts), of at most `most` bytes.
 
-    `MAX_RESPONSE_BYTES` is more than a response with the prompt ids of any context window has.
-
-    Raises:
-        EngineError: The body is incomplete or larger.
+    `MAX_RESPONSE_BYTES` is more than a response with the prompt ids of any context window has. Raises EngineError if the
+    body is incomplete or larger.
     """
     most = MAX_RESPONSE_BYTES if most is None else most
     body = bytearray()
@@ -139,8 +133,7 @@ async def body_of(response: HttpResponse, most: int | None = None) -> bytearray:
 async def json_of(response: HttpResponse, known: KnownPrompt | None = None) -> Any:
     """Return the parsed body of an auxiliary response; its `tokens` as a `KnownPrompt` if `known` is given.
 
-    Raises:
-        EngineError: The body is incomplete, too large or not JSON.
+    Raises EngineError if the body is incomplete, too large or not JSON.
     """
     body = await body_of(response)
     try:
@@ -276,8 +269,7 @@ class Upstream:
     ) -> tuple[int, Any]:
         """POST a JSON body; return the status, and the parsed response (see `json_of`) if the status is 200, else None.
 
-        Raises:
-            EngineError: The request failed, as in `send`.
+        Raises EngineError if the request failed, as in `send`.
         """
         response = await self.send(
             endpoint, "POST", path, headers=_JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
@@ -374,11 +366,9 @@ class Upstream:
     async def endpoints_for(self, model: str | None) -> Sequence[Endpoint]:
         """Return the endpoints that may serve a model (its name at the engine); all of them if a request names none.
 
-        The models of an engine are requested again for each name that it does not list, at most once a minute. A call waits for
-        engines whose models are unknown, and for the others if none of them lists its model.
-
-        Raises:
-            NotFound: No endpoint serves the model.
+        The models of an engine are requested again for each name that it does not list, at most once a minute. A call waits
+        for engines whose models are unknown, and for the others if none of them lists its model. Raises NotFound if no
+        endpoint serves the model.
         """
         if not self.routes_by_model or model is None:
             return self.endpoints

@@ -66,8 +66,7 @@ class FairQueue:
     async def acquire(self, rollout_id: str, *, can_fail_over: bool) -> bool:
         """Wait for a slot, which `release` returns. False if the call was evicted and should fail over.
 
-        Raises:
-            EngineBusy: The queue is full, or waiting timed out.
+        Raises EngineBusy if the queue is full, or waiting timed out.
         """
         if self.acquire_free():
             return True
@@ -327,11 +326,8 @@ def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
     """Return the endpoints in the order in which a rollout tries them.
 
     Rendezvous hashing: the first one stays the same while the endpoints do, so that its KV cache is reused. When an
-    endpoint is removed, only its rollouts move, and they return with it. Ejected endpoints come last; if all are
-    ejected, they are tried.
-
-    Raises:
-        EngineUnreachable: No endpoint is configured.
+    endpoint is removed, only its rollouts move, and they return with it. Ejected endpoints come last; if all are ejected,
+    they are tried. Raises EngineUnreachable if no endpoint is configured.
     """
     if len(endpoints) == 1:
         return list(endpoints)
@@ -342,10 +338,7 @@ def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
     """Return the endpoints in the order in which a call without a rollout tries them: by load, then by the hash of `name`.
 
     The load is the number of calls in flight and queued, divided by `max_in_flight`. An endpoint without a limit counts
-    with the highest limit of the others.
-
-    Raises:
-        EngineUnreachable: No endpoint is configured.
+    with the highest limit of the others. Raises EngineUnreachable if no endpoint is configured.
     """
     greatest = max(endpoint.settings.max_in_flight or 1 for endpoint in endpoints) if endpoints else 1
 
@@ -360,10 +353,7 @@ def serving(endpoints: Sequence[Endpoint], model: str) -> Sequence[Endpoint]:
     """Return the endpoints that list a model, and those whose models are unknown.
 
     If none lists it, return those without configured models: SGLang and llama.cpp answer calls of any model, vLLM responds
-    with 404.
-
-    Raises:
-        NotFound: Every endpoint has configured models, and this is none of them.
+    with 404. Raises NotFound if Every endpoint has configured models, and this is none of them.
     """
     if any(endpoint.lists(model) for endpoint in endpoints):
         return [endpoint for endpoint in endpoints if endpoint.lists(model) or endpoint.has_unknown_models]
@@ -374,20 +364,12 @@ def serving(endpoints: Sequence[Endpoint], model: str) -> Sequence[Endpoint]:
 
 
 def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
-    """Return the first endpoint that a rollout tries now.
-
-    Raises:
-        EngineUnreachable: No endpoint is configured.
-    """
+    """Return the first endpoint that a rollout tries now. Raises EngineUnreachable if no endpoint is configured."""
     return ranked(endpoints, rollout_id)[0]
 
 
 def preferred(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
-    """Return the endpoint of a rollout when none is ejected.
-
-    Raises:
-        EngineUnreachable: No endpoint is configured.
-    """
+    """Return the endpoint of a rollout when none is ejected. Raises EngineUnreachable if no endpoint is configured."""
     return _by_name(endpoints, rollout_id)[0]
 
 

@@ -26,8 +26,7 @@ class Tokenizer:
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None, *, reply: bool) -> list[int]:
         """Return the ids of a conversation by the chat template; with the start of a reply at its end, if `reply`.
 
-        Raises:
-            ValueError: The chat template rejects the messages.
+        Raises ValueError if the chat template rejects the messages.
         """
         try:
             text = self._loaded.apply_chat_template(
@@ -50,8 +49,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, with special tokens.
 
-        Raises:
-            UnprocessableRequest: The vocabulary does not have these ids.
+        Raises UnprocessableRequest if the vocabulary does not have these ids.
         """
         try:
             text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
@@ -80,8 +78,7 @@ class Tokenizers:
     async def get(self, name: str) -> Tokenizer | None:
         """Return the tokenizer of an endpoint; None if it has none configured.
 
-        Raises:
-            UnprocessableRequest: It cannot be loaded.
+        Raises UnprocessableRequest if it cannot be loaded.
         """
         path = self._paths.get(name)
         if path is None:
@@ -95,8 +92,7 @@ class Tokenizers:
 def load(path: str) -> Tokenizer:
     """Return a tokenizer from a folder, or by its name on Hugging Face.
 
-    Raises:
-        UnprocessableRequest: It cannot be loaded.
+    Raises UnprocessableRequest if it cannot be loaded.
     """
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and slow to import

@@ -479,8 +479,7 @@ class Store:
     async def mark(self, rollout: str, incarnation: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
         """Set marks: small values that become known after a record was stored (a reward, a disconnected client).
 
-        Raises:
-            RolloutDeleted: the rollout was deleted, or it has expired and was not opened again.
+        Raises RolloutDeleted if the rollout was deleted, or it has expired and was not opened again.
         """
         encoded = (part for mark in marks.items() for part in mark)
         if await self._write_unless_deleted(scripts.MARK, rollout, now_ms, incarnation, *encoded) < 0:

@@ -2,16 +2,7 @@
 
 from typing import Final
 
-from proxy.api.control import (
-    batches,
-    claims,
-    engines,
-    exports,
-    groups,
-    rollouts,
-    schemas,
-    steps,
-)
+from proxy.api.control import batches, claims, engines, exports, groups, rollouts, schemas, steps
 from proxy.api.health import show_health, show_metrics, show_ready
 from proxy.api.requests import Route, route
 

@@ -110,8 +110,7 @@ async def show_policy(request: web.Request) -> web.Response:
 async def put_policy(request: web.Request) -> web.Response:
     """`PUT /policies/{policy}`: announce the version of all calls that begin afterwards, in all processes of the store.
 
-    Raises:
-        LowerVersion: The number is lower than one that was announced in the epoch.
+    Raises LowerVersion if the number is lower than one that was announced in the epoch.
     """
     context, policy = _policy_from(request)
     body = await body_from(request, PutPolicy)

@@ -94,10 +94,9 @@ def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
     """Return the outcomes with estimated advantages, or unchanged where no estimate was requested.
 
     The baseline is over all rollouts with a reward, also over those that turn out to have no rows: each is a sample of the
-    policy's return. A rollout without a reward gets no advantage. The reward of a thread is compared with those of
-    threads of the same kind, or of the same agent.
-
-    Raises Conflict if an advantage exceeds the range of float32, in which trainers have it.
+    policy's return. A rollout without a reward gets no advantage. The reward of a thread is compared with those of threads
+    of the same kind, or of the same agent. Raises Conflict if an advantage exceeds the range of float32, in which trainers
+    have it.
     """
     if advantage not in ESTIMATORS:
         return list(outcomes)

@@ -16,14 +16,7 @@ from aiohttp import web
 
 from proxy.api.api_keys import mint
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import (
-    FinishRollout,
-    ListRollouts,
-    OpenRollout,
-    PatchRollout,
-    Search,
-    ShowEvents,
-)
+from proxy.api.control.schemas import FinishRollout, ListRollouts, OpenRollout, PatchRollout, Search, ShowEvents
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, named, page_from, query_from, rollout_from, rollout_id_from, update_rollout
 from proxy.api.rollout_id import model_url, path_prefix

@@ -164,8 +164,7 @@ def _read(
 def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: CallAdapter | None) -> str | None:
     """Return the rollout that a call names, directly or by the response that it continues.
 
-    Raises:
-        Forbidden: The API key was minted for another rollout.
+    Raises Forbidden if the API key was minted for another rollout.
     """
     minted = request.caller.minted
     rollout_id = named_rollout(

@@ -40,8 +40,7 @@ class _ListItems(BaseModel):
 def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | None:
     """Return the rollout of the response that a call continues; None if it continues none, or its id has no rollout.
 
-    Raises:
-        Forbidden: The API key belongs to another rollout.
+    Raises Forbidden if the API key belongs to another rollout.
     """
     followed = rollout_of(call.references.previous_response)
     check_minted(minted, followed)

@@ -30,8 +30,7 @@ async def read_token_annotations(
 ) -> TokenAnnotations | None:
     """Return the token annotations that a call requests, None for none. `endpoints` are those that serve its model.
 
-    Raises:
-        UnprocessableRequest: A value is unknown, or the engine or its tokenizer cannot provide the annotations.
+    Raises UnprocessableRequest if a value is unknown, or the engine or its tokenizer cannot provide the annotations.
     """
     tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
     ids = headers.get(IDS) or rollout.reply.get("ids")

@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
-from proxy.protocols.dialects.base import (
-    Dialect,
-    DialectName,
-    ResponseOptions,
-    is_on,
-    requested_usage,
-    sample_count,
-)
+from proxy.protocols.dialects.base import Dialect, DialectName, ResponseOptions, is_on, requested_usage, sample_count
 
 
 class Chat(Dialect):

@@ -52,10 +52,8 @@ class Parts:
 def take_apart(record: bytes, reader: BlockReader, known: Container[bytes]) -> tuple[Parts, bool]:
     """Return the parts of a record whose blocks are `known`, and whether an equal record can be made of them.
 
-    It cannot if the record has logprobs that need float64, or if another version wrote its JSON in another way.
-
-    Raises:
-        UnreadableRecord: The record is damaged.
+    It cannot if the record has logprobs that need float64, or if another version wrote its JSON in another way. Raises
+    UnreadableRecord if the record is damaged.
     """
     schema, packed = open_frame(record)
     try:
@@ -72,8 +70,7 @@ def take_apart(record: bytes, reader: BlockReader, known: Container[bytes]) -> t
 def put_together(parts: Parts, known: Container[bytes]) -> Record:
     """Return the record of these parts, with the blocks that are not `known` to be stored.
 
-    Raises:
-        ValueError: The parts do not belong together.
+    Raises ValueError if the parts do not belong together.
     """
     writer = BlockWriter(known)
     packed = writer.compress(_payload(parts, writer))

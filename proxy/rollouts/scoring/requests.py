@@ -101,9 +101,8 @@ class Scorer:
     ) -> TokenScores:
         """Return the logprobs of the ids at these positions, none of which is 0, each given the ids before it.
 
-        At the positions of `masks`, it is over the tokens of the mask, for which more of the most likely tokens are requested.
-
-        Raises NotScored, OtherVocabulary, or TooLong if the sequence leaves no room in the context window.
+        At the positions of `masks`, it is over the tokens of the mask, for which more of the most likely tokens are
+        requested. Raises NotScored, OtherVocabulary, or TooLong if the sequence leaves no room in the context window.
         """
         if self.window and len(ids) >= self.window:
             raise TooLong(f"{len(ids)} token ids exceed the engine's context window of {self.window}")

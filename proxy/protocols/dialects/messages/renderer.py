@@ -13,15 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from proxy.protocols.dialects.base import CallIdentity, Json, ResponseRenderer, engine_message
-from proxy.protocols.dialects.chat_format import (
-    TEXT,
-    HeldPieces,
-    Piece,
-    event,
-    first_choice,
-    read_usage,
-    reasoning_of,
-)
+from proxy.protocols.dialects.chat_format import TEXT, HeldPieces, Piece, event, first_choice, read_usage, reasoning_of
 from proxy.protocols.dialects.tool_arguments import PartialObject, call_ids, choose_call_id, parse_arguments
 from proxy.protocols.sse import EVENT_STREAM
 

@@ -16,15 +16,7 @@ from proxy.protocols.dialects.base import Json, ResolvedReferences, TranslationO
 from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
-from proxy.protocols.dialects.validation import (
-    a_text,
-    an_object,
-    objects,
-    optional,
-    required,
-    unknown,
-    wrong,
-)
+from proxy.protocols.dialects.validation import a_text, an_object, objects, optional, required, unknown, wrong
 from proxy.trajectory.conversations import canonical_json
 
 _WITHOUT_MESSAGE: Final = (ADDITIONAL, "configuration_update")  # settings of the agent; `tools` reads additional tools
