@@ -145,7 +145,7 @@ class Chunks:
     choice: type[Any] = ChoiceAccumulator
 
     def __init__(self) -> None:
-        self._own_ids: dict[int, Any] = {}  # of choices whose chunks have another `id` than the first chunk
+        self._own_ids: dict[int, Any] = {}  # by choice, if its chunks have another `id` than the first chunk
         self.head: Json = {}
         self.choices: dict[int, Any] = {}
         self.finished = 0
@@ -195,17 +195,17 @@ class Chunks:
         self.head[key] = value
 
     def _is_own_id(self, value: Any, choices: list[Json] | None) -> bool:
-        """Return whether an `id` may be that of a choice (`_check_id`), and note it for the choices that begin."""
+        """Return whether an `id` may belong to a choice (`_check_id`), and note it for the choices that begin."""
         for choice in choices or ():
             if choice["index"] not in self.choices:
                 self._own_ids[choice["index"]] = value
         return bool(self._own_ids)
 
     def _check_id(self, value: Any, choices: list[Json]) -> None:
-        """Check the `id` of a chunk of a stream whose choices have ids of their own.
+        """Check the `id` of a chunk of a stream in which each choice has a separate id.
 
-        Seen in chat streams of SGLang 0.5.23: chunks with content have that of their choice; those that only finish a choice,
-        and those of no choice, have any of them.
+        Seen in chat streams of SGLang 0.5.23: chunks with content have the id of their choice; chunks that only finish a
+        choice, and chunks without a choice, have any of these ids.
         """
         first, own = self.head.get("id"), self._own_ids
         is_known = value == first or value in own.values()

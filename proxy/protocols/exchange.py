@@ -103,8 +103,8 @@ class Exchange:
     def missing(self) -> tuple[str | None, FollowUpRequest | None]:
         """Return what the shell looks up after the last bytes, before it calls `finish`.
 
-        It is the model that the response names, if that is not the requested one (`served_models`), and the request whose
-        response is set as `follow_up_response`.
+        First the model that the response names, if the request names another (`served_models`); second the follow-up request.
+        The shell sets its response as `follow_up_response`.
         """
         _, answer = self._conclusion or self._conclude()
         if answer.response is None:
@@ -265,7 +265,7 @@ class Exchange:
 
 
 def _are_bad_experts(packed: Packed, choice: Choice, start: Any) -> bool:
-    """Return whether SGLang's experts of a choice are not those of its tokens from `start` on, without the last one."""
+    """Return whether SGLang's experts of a choice do not fit its prompt and tokens from `start` on, without the last token."""
     experts = choice.routed_experts
     if experts is None:
         return False  # the model has none
@@ -321,8 +321,8 @@ def pack_tokens(
     """Pack the engine's lists.
 
     Choice index = prompt index times `samples` plus sample index, if each choice has a prompt of its own. `sent_prompts`
-    are the prompts of the request, if it has ids; `epoch` is that of the policy when the call was sent. Raises ValueError,
-    TypeError or OverflowError for invalid ids.
+    are the prompts of the request, if it has ids; `epoch` is the policy's epoch when the call was sent. Raises
+    ValueError, TypeError or OverflowError for invalid ids.
     """
     problems = set(tokens.problems)
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}

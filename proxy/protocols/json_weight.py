@@ -1,7 +1,7 @@
 """The memory that parsing a JSON text takes, estimated from counts of its characters (in C, a gigabyte in a second).
 
-A long request body that begins as that of the rollout's previous call is hashed and counted from there on, with the digest and
-the weight of the whole text: comparing bytes takes a fiftieth of the time of computing both.
+If a long request body begins like the body of the rollout's previous call, only the rest is hashed and counted; the digest and
+the weight are still of the whole text. Comparing bytes takes a fiftieth of the time of computing both.
 """
 
 from hashlib import blake2b
@@ -67,7 +67,7 @@ def fresh_bytes(text: bytes, before: LongText) -> int:
 
 
 def read_long(text: bytes, before: LongText | None) -> LongText:
-    """Return a text in pieces; `before` is that of the rollout's previous call."""
+    """Return a text in pieces; `before` is the text of the rollout's previous call."""
     pieces: list[_Piece] = []
     at = 0
     for piece in () if before is None else before.pieces:

@@ -1,12 +1,11 @@
 """The long lists of a response that the client does not receive: token ids and logprobs, parsed apart from the rest.
 
 Parsed as a whole, a response is a dict with an object for each prompt id and six for each sampled token. Here the lists are cut
-out of its bytes and become arrays. Prompt ids that repeat those of the rollout's previous call are
-not parsed again.
+out of its bytes and become arrays. Prompt ids that repeat the prompt of the rollout's previous call are not parsed again.
 
 Contract: a response that is read here has the same tokens, the same problems and, without these lists, the same JSON as one
-that is parsed as a whole, with one exception: a number beyond a double is not noticed in a field of a logprob entry that is
-skipped. What is not recognized stays in the JSON. The format is that of vLLM (0.32.0).
+that is parsed as a whole, with one exception: a number beyond a double is not noticed in a skipped field of a logprob entry.
+What is not recognized stays in the JSON. The format is vLLM's (0.32.0).
 """
 
 from array import array
@@ -35,7 +34,7 @@ class KnownPrompt(NamedTuple):
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """The logprobs of a token, of which the other fields are skipped."""
+    """The logprobs entry of a token; its other fields are skipped."""
 
     logprob: float
 
@@ -57,7 +56,7 @@ class _Cut(NamedTuple):
 
 
 def prompt_of(ids: Ids, known: KnownPrompt | None) -> KnownPrompt:
-    """Return ids with their JSON, written from that of known ones with which they may begin."""
+    """Return ids with their JSON. If they begin with the known ids, only the rest is written."""
     if known is not None and known.ids is ids:
         return known
     count = 0 if known is None else len(known.ids)
@@ -68,7 +67,7 @@ def prompt_of(ids: Ids, known: KnownPrompt | None) -> KnownPrompt:
 
 
 def repeats(body: bytes | bytearray, known: KnownPrompt | None, key: bytes = _PROMPT) -> int:
-    """Return where the known prompt ends in a response, whose ids until then are compared only; 0 if it is not there."""
+    """Return where the known prompt ends in a response, by comparing bytes without parsing; 0 if it is not there."""
     start = body.find(key) + len(key)
     is_there = known is not None and start >= len(key) and body.startswith(known.text, start + 1)
     return start + 1 + len(known.text) if known is not None and is_there else 0

@@ -35,15 +35,15 @@ _FORMS: Final = (
     (b"", b"[[%b]]", b"[[%b],[%b]]"),
 )
 _MAX_PATTERN: Final = 1000  # bytes: a pattern is compiled and cached
-_MAX_MISSES: Final = 16  # events whose shape was learned and did not occur again
+_MAX_MISSES: Final = 16  # learned events that were not repeated
 
 
 class _Shape(NamedTuple):
     """The constant parts of an event; `variable` matches what is between `before` and `after`.
 
     The groups of `variable` are the text, the logprobs and the token ids, as far as the event has them; `form % groups` is JSON
-    with a list of each, whose values extend `lists`, those of the accumulated choice. `shown`: what the client receives before
-    and after the text, if that is not the engine's event.
+    with a list for each; these extend `lists`, the lists of the accumulated choice. `shown`: what the client receives before
+    and after the text, if it is not the engine's event.
     """
 
     before: bytes
@@ -58,7 +58,7 @@ class _Shape(NamedTuple):
 class _Slot(NamedTuple):
     """A variable part: what is before it, its pattern, what closes it, and all of them if the client did not request it.
 
-    `null` is None for a text, which the client receives. `values`: those of the accumulated choice.
+    `null` is None for a text, which the client receives. `values`: the list of the accumulated choice.
     """
 
     name: bytes
@@ -71,8 +71,8 @@ class _Slot(NamedTuple):
 class RepeatedEvents:
     """Learns the shape of an event from the general path, and adds its repetitions to the accumulated response.
 
-    `shape` is that of the event before; the general path removes it, since the next event cannot repeat that one.
-    `is_learning`: repetitions are likely, so that events are worth learning.
+    `shape` is the shape of the previous event. The general path removes it: the event after cannot repeat that shape.
+    `is_learning`: repetitions are likely enough to learn events.
     """
 
     __slots__ = ("_accumulator", "_misses", "is_learning", "shape")
@@ -84,11 +84,11 @@ class RepeatedEvents:
         self._misses = 0
 
     def learn(self, raw: bytes, chunk: Mapping[str, Any], shown: bytes | None) -> None:
-        """Learn the shape of an event that the general path has processed, and whose JSON is strictly valid.
+        """Learn the shape of an event with strictly valid JSON that the general path has processed.
 
-        `shown` is what the client received of it, None if that is the engine's bytes. Nothing is learned from an event with a
-        finish reason, with usage or with another structure, nor from one without content: its repetitions may have some, which
-        the general path checks.
+        `shown` is what the client received of it, None if it received the engine's bytes. Nothing is learned from an event with
+        a finish reason, with usage or with another structure, nor from an event without content: its repetitions may have
+        content, which the general path checks.
         """
         self._misses += 1
         self.is_learning = self._misses < _MAX_MISSES
@@ -135,7 +135,7 @@ class RepeatedEvents:
 
 
 def _joined(shape: _Shape, found: list[tuple[bytes, ...]]) -> tuple[bytes, ...]:
-    """Return the variable parts of several events as those of one."""
+    """Join the variable parts of several events, as if one event had them all."""
     first, *others = zip(*found, strict=True)
     return (b'","' if shape.has_text else b",").join(first), *map(b",".join, others)
 

@@ -37,7 +37,7 @@ _NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
 _CUT: Final = "the engine's response ended without its terminal event"
 ABANDONED_BYTES: Final = 2**18  # of an incomplete body or event that is not parsed
 _SHORT_EVENT: Final = (
-    1024  # bytes of an incomplete event that may be searched again, and of one whose lists are not parsed apart
+    1024  # bytes; a shorter incomplete event may be searched again, the lists of a shorter event are not parsed apart
 )
 
 
@@ -101,12 +101,12 @@ class ParsedResponse:
 class ResponseStream(Protocol):
     """One response of an engine, in one framing.
 
-    `content_type` is that of the client's response; None: the engine's. `prompt`: the prompt ids, with which the next call of
+    `content_type` is for the client's response; None: the engine's. `prompt`: the prompt ids, with which the next call of
     the rollout may begin, if they were parsed apart (`number_lists`).
     Of a stream: `is_over`: its terminal event arrived, so the response is complete even if the connection is lost afterwards.
-    `pending`: the size of the incomplete event in bytes, all of which the next feed may parse. `is_cumulative`: each event
-    replaces the one before it, so that only the last one is held. `forces_usage`: whether its server writes usage to each event
-    even if it is not requested; None: it showed neither.
+    `pending`: the size of the incomplete event in bytes; the next feed may parse all of it. `is_cumulative`: each event
+    replaces the one before it, so that only the last one is kept. `forces_usage`: whether the server writes usage to each event
+    even if it is not requested; None: not yet known.
     """
 
     content_type: str | None
@@ -156,7 +156,7 @@ class _Usage:
         self._moved: Json = {}  # fields of the finish that are on the usage event
 
     def read(self, chunk: Json, problems: set[str]) -> None:
-        """Process the usage of an event: that of all choices, or one beside a choice if usage is stripped."""
+        """Process the usage of an event: for all choices, or beside one choice if usage is stripped."""
         view, rules = self._view, self.rules
         if not chunk.get("choices"):
             if self.total not in (None, chunk["usage"]) and (view.choices == 1 or view.engine.sums_usage):
@@ -299,7 +299,7 @@ class StreamResponse:
         return self._as_it_came(event)  # vLLM writes errors with spaces: never reserialized
 
     def _with_prompt_apart(self, payload: bytes) -> Json | None:
-        """Return a chunk whose prompt ids are parsed apart; None if they are parsed with the rest."""
+        """Return a chunk with prompt ids that are parsed apart; None if they are parsed with the rest."""
         if self._is_prompt_apart is None:
             self._is_prompt_apart = len(payload) > _SHORT_EVENT and self._view.hides_lists
         found = read_lists(payload, self.prompt or self._known, sampled=False) if self._is_prompt_apart else None

@@ -17,7 +17,7 @@ SAMPLING_FIELDS = (
     "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "thinking_token_budget",
     # A grammar masks the logits before vLLM 0.32 and SGLang 0.5.23 compute logprobs, raw ones included.
     "structured_outputs", "response_format", "tool_choice",
-    # Those of SGLang alone.
+    # Fields of SGLang only.
     "regex", "ebnf", "json_schema", "structural_tag", "stop_regex", "custom_logit_processor",
 )  # fmt: skip
 

@@ -104,7 +104,7 @@ class EventParser:
         return read_event(rest) if rest else None
 
     def _cut(self, text: bytes, scanned: int) -> list[Event]:
-        """Return the events of a text whose first `scanned` bytes contain no blank line; keep what follows the last one."""
+        """Return the events of a text; keep what follows the last one. Its first `scanned` bytes contain no blank line."""
         if b"\r" not in text:  # what engines send: found without the search for three kinds of line ends
             *whole, last = text.split(b"\n\n")
             self.rest += last

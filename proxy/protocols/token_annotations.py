@@ -22,8 +22,8 @@ _NAMED: Final = "token_id:"
 class TokenAnnotations:
     """The token annotations of one response.
 
-    `pieces` returns the vocabulary's string of each id, None for an unknown id; without it tokens are the engine's texts.
-    `ids`: each choice has its token ids and those of its prompt.
+    `pieces` returns the vocabulary's string of each id, None for an unknown id; without `pieces`, tokens are the engine's
+    texts. `ids`: each choice has its token ids and its prompt ids.
     """
 
     pieces: Pieces | None = None

@@ -73,7 +73,7 @@ class CallAdapter:
 class TranslatedCall(CallAdapter):
     """One call of a dialect that is translated to chat.
 
-    `body` is read with `options`, those of the engine that is expected to serve it. `received` is its time of arrival, in unix
+    `body` is read with `options`, for the engine that is expected to serve it. `received` is its time of arrival, in unix
     seconds. `merges_systems` and `has_developers` describe how the engine handles system messages
     (`proxy.upstream.context_window`).
     """

@@ -1,4 +1,4 @@
-"""Unstreamed responses: JSON, errors and everything else. The rules are those of `response`."""
+"""Unstreamed responses: JSON, errors and everything else. They follow the rules of `response`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -77,7 +77,7 @@ class RawResponse(Withheld):
 
 
 class WholeResponse(Withheld):
-    """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, then those of this response."""
+    """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, after `finish` of this one."""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the body for the client."""

@@ -18,7 +18,7 @@ from proxy.trajectory import step
 
 Json: TypeAlias = dict[str, Any]
 DialectName: TypeAlias = step.Dialect
-# Those of the endpoints that sample from ids without a chat template, with the parameters in `sampling_params`.
+# The dialects of endpoints that sample from ids without a chat template, and read parameters from `sampling_params`.
 GENERATES: Final = frozenset[DialectName]({"generate", "sglang_generate"})
 
 
@@ -124,8 +124,8 @@ class CallIdentity:
 class ResolvedReferences:
     """The resolved references of a call.
 
-    `messages` are the chat messages before its own, `items` those that it names, and `calls` the sampled functions of earlier
-    tool calls by call id (`name` and `arguments`), whose argument text a client's copy cannot carry.
+    `messages` are the chat messages before the call's own, `items` the items that the call names. `calls` are the functions of
+    earlier tool calls as they were sampled (`name` and `arguments`), by call id: a client's copy loses the argument text.
     """
 
     messages: Sequence[Json] = ()
@@ -148,9 +148,9 @@ class References:
 class ResponseRenderer(Protocol):
     """Renders one response in the dialect. Either feed chunks and finish, or render it whole; never both.
 
-    Chunks and responses are those of a chat client that requested usage in its stream (and logprobs, if the translated body
-    does). They may be split in any way that engines use: several fields in one delta, a finish reason beside text, empty
-    deltas, tool calls by index.
+    It is fed what a chat client would receive that requested usage in its stream (and logprobs, if the translated body does).
+    Engines split chunks in different ways: several fields in one delta, a finish reason beside text, empty deltas, tool calls
+    by index.
     """
 
     stream_format: StreamFormat

@@ -20,7 +20,7 @@ def passed_fields(body: Mapping[str, Any], translated: Collection[str]) -> Json:
 
 
 def add_configured(chat: Json, fields: Mapping[str, Any]) -> None:
-    """Add configured fields to a chat body, whose own fields override them."""
+    """Add configured fields to a chat body. The body's own fields override them."""
     for name, value in fields.items():
         own = chat.get(name)
         if isinstance(own, dict) and isinstance(value, Mapping):
@@ -105,10 +105,10 @@ Piece: TypeAlias = tuple[int, Callable[[], bytes]]  # the index of its call or T
 
 
 class HeldPieces:
-    """Writes pieces as they arrive until a call is open; then only those of this call, and the others at the end.
+    """Writes pieces as they arrive until a call is open; then only pieces of this call, and all others at the end.
 
     A call is complete for a client when the next block or item begins: Claude Code 2.1 and Codex 0.169 then run its tool, while
-    the rest is sampled. If the engine failed after that, a tool would have run for a response that no complete step has.
+    the rest is sampled. If the engine failed after that, a tool would have run for a response without a complete step.
     """
 
     __slots__ = ("_held", "open_call")
@@ -133,6 +133,6 @@ class HeldPieces:
         return b"".join(events)
 
     def release(self) -> bytes:
-        """Return the events of the held pieces, those of each call together."""
+        """Return the events of the held pieces, grouped by call."""
         held, self._held = self._held, {}
         return b"".join([write() for writers in held.values() for write in writers])

@@ -189,8 +189,8 @@ def _join(known: list[Any], more: list[Any], count: int) -> None:
 class SglangGenerate(Dialect):
     """`POST /generate` of SGLang, text or ids in and out: one or several prompts, `sampling_params.n` choices of each.
 
-    Shapes are those of a running SGLang 0.5.23. A response has one object for each choice: alone for one prompt and one sample,
-    else in a list. Here these objects are `choices`; those of a list have an `index`, as in streams, and a single one has none.
+    Shapes were seen on SGLang 0.5.23. A response has one object for each choice: alone for one prompt and one sample, else in a
+    list. Here these objects are `choices`: in a list each has an `index`, as in streams; a single one has none.
     """
 
     name: DialectName = "sglang_generate"

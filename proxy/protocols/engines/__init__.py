@@ -1,6 +1,6 @@
 """The supported inference engines, one module each: what to inject into requests, what to strip, where the tokens are.
 
-`identify_engine` identifies the engine behind a URL from its responses to a few harmless requests, none of which samples.
+`identify_engine` identifies the engine behind a URL from its responses to a few harmless requests, without sampling.
 """
 
 from collections.abc import Mapping

@@ -16,8 +16,8 @@ from proxy.protocols.sampling import Sampling
 
 Json = dict[str, Any]
 
-# The logprobs that are requested in addition to the client's own: those of each sampled id with the most detail ("full"),
-# those at the lowest cost ("sampled"), or none. Ids are always requested, with logprobs if the engine has no other way.
+# The logprobs that are requested in addition to the client's: of each sampled id with the most detail ("full"), of each
+# sampled id at the lowest cost ("sampled"), or none. Ids are always requested, with logprobs if the engine has no other way.
 LogprobsLevel = Literal["full", "sampled", "off"]
 Streaming = Literal["auto", "live", "replay"]
 
@@ -46,7 +46,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """The options of a call: those of its rollout and of the configuration, those of its client, and the server's traits.
+    """The options of a call, from its rollout, the configuration, its client and the server's traits.
 
     `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be lost. `logprobs`: which logprobs
     to add. `sampling_masks`: whether to request the tokens that truncated sampling keeps; `routed_experts`: whether to request
@@ -139,8 +139,8 @@ class Injection:
 class Sampled:
     """One choice as returned by the engine: the response's own lists, with unchecked values. None: absent.
 
-    `counted` is the engine's token count for this choice, and `prompt_counted` that of its prompt. `spans` are (start, end,
-    weight version) over the sampled ids. `routed_experts` and `sampling_mask` are in the engine's format.
+    `counted` and `prompt_counted` are the engine's token counts for this choice and its prompt. `spans` are (start, end, weight
+    version) over the sampled ids. `routed_experts` and `sampling_mask` are in the engine's format.
     """
 
     index: int
@@ -161,8 +161,8 @@ class Tokens:
     """The tokens of a whole response.
 
     `prompt_ids` is the prompt that all choices share, if the engine returns it once. `problems` are codes that only this
-    engine can detect; `notes` are facts that are recorded with the step (such as retractions). `logprobs_mode` is that of these
-    logprobs, and `constrained` whether they include a constraint, if it is not that of the request.
+    engine can detect; `notes` are facts that are recorded with the step (such as retractions). `logprobs_mode`, and
+    `constrained` (whether the logprobs include a constraint), replace the values that follow from the request.
     """
 
     prompt_ids: list[int] | None
@@ -177,13 +177,12 @@ class Tokens:
 class StreamShape:
     """The format of an engine's stream events, for responses that are replayed as a stream.
 
-    In a chat stream: `role` is the delta of a choice's first event, `delta` the base of each later one, `call_delta` the
-    base of one with a tool call, and `reasoning` the field with reasoning text. `choice` are fields that each choice of an
-    event has, null until the finish (with the response's values); `early` those that come with the text instead.
-    `head` are the top-level fields that each event repeats, `first` those added to the first event of each choice, `last`
-    those added to the last event; `alone`: those with an event of their own.
-    `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage
-    in a stream keeps its nulls; `no_usage_yet`: whether events with tool calls, and those of completions, have a null usage.
+    In a chat stream: `role` is the delta of a choice's first event, `delta` the base of later deltas, `call_delta` the base of
+    deltas with a tool call. The fields of `choice` are in each choice of an event, null until the finish, which has the
+    response's values; the fields of `early` come with the text instead. Top-level fields: each event repeats `head`, the first
+    event of each choice has `first`, the last event has `last`, and each field of `alone` has a separate event.
+    `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage in a stream keeps its nulls;
+    `no_usage_yet`: whether events with tool calls, and events of completions, have a null usage.
     """
 
     head: frozenset[str]
@@ -214,7 +213,7 @@ class ProbeResponse:
 
 
 class Probed:
-    """What a server returned to harmless requests. `owner` is that of its first model: all that some gateways forward."""
+    """The responses of a server to harmless requests. `owner` owns its first model: all that some gateways forward."""
 
     def __init__(self, responses: Mapping[str, ProbeResponse]) -> None:
         self.servers = tuple(response.server for response in responses.values())
@@ -244,7 +243,7 @@ class Quirk:
     dialects: tuple[DialectName, ...]
     framings: Literal["streams", "always"]  # it affects live streams only (replay avoids it), or every call
     what: str
-    codes: tuple[str, ...]  # of `fidelity.PROBLEMS`, some of which an affected step may have
+    codes: tuple[str, ...]  # of `fidelity.PROBLEMS`; an affected step may have some of them
     source: str
     applies: Callable[[Mapping[str, Any], CallOptions], bool]  # to a body and its options
 
@@ -257,11 +256,11 @@ class Engine(Protocol):
     shape: StreamShape
     logprobs_mode: str | None = None  # the default if the configuration sets none
     returns_ids: bool = True
-    returns_prompt_ids: bool = False  # with those of every sampled token
+    returns_prompt_ids: bool = False  # beside the ids of all sampled tokens
     names_alternatives: bool = False  # by token id: `return_tokens_as_token_ids`
     always_sends_usage: bool = True  # in unstreamed responses: one without it is faulty
     sums_usage: bool = True  # over all choices
-    # Prompt ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step.
+    # Prompt ids are sent to an endpoint only after it rendered the messages of a step to the step's prompt ids.
     verifies_renderings: bool = False
     unnamed_model: str | None = None  # in responses to requests that name no model
     headers_read: Collection[str] = ()  # of the client, by `inject`

@@ -8,7 +8,7 @@ Rule 1: a character split over several tokens has an entry for its last token on
 Rule 2: `top_logprobs: 1` is sent with `logprobs`: without it there are 20 alternatives per token, with 0 no logprobs.
 Rule 3: `logprobs` with `tools` in a stream is a 400, so it is not requested there.
 Rule 4: a chat stream has no entry for the EOS, and lists no tokens; a completions stream has both, like a whole response.
-        The ids of a stream, and of several choices, are those of the entries: logprobs are always requested there.
+        The ids of a stream, and of several choices, are read from the entries: logprobs are always requested there.
 Rule 5: the prompt's ids are never returned. `__verbose.prompt` is the text that was tokenized, and `/tokenize` tokenizes it
         again; the engine's count must agree.
 """
@@ -123,7 +123,7 @@ class Llamacpp(Engine):
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
         keys = {_VERBOSE} if "verbose" in fields else set()
-        # `__verbose` lacks tokens at the end of a stream, and those of some choices.
+        # `__verbose` lacks tokens at the end of a stream, and the tokens of some choices.
         are_ids_there = requested.choices != 1 or is_on(body.get("stream"))
         needs_logprobs = options.adds_logprobs or (not requested.logprobs and are_ids_there)
         if needs_logprobs and not _refuses_logprobs(dialect, body):
@@ -166,7 +166,7 @@ class Llamacpp(Engine):
         return FollowUpRequest("/tokenize", {"content": prompt, "parse_special": True, "add_special": False})
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
-        """Return the ids of `__verbose` if present, else those of the logprob entries."""
+        """Return the ids in `__verbose` if present, else in the logprob entries."""
         verbose = response.get(_VERBOSE) or {}
         choices = response.get("choices") or ()
         # One block for all choices: with several choices it cannot be assigned.
@@ -222,7 +222,7 @@ def _sampled(choice: Json, verbose: Json) -> Sampled:
 
 
 def _disagree(choice: Json, sampled: Sampled) -> bool:
-    """Return whether there are as many entries as ids, and they are of other ids."""
+    """Return whether there are as many entries as ids, but for other ids."""
     entries = (choice.get("logprobs") or {}).get("content") or ()
     ids = sampled.ids or []
     return len(entries) == len(ids) and any(entry["id"] != token for entry, token in zip(entries, ids, strict=True))

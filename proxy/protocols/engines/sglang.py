@@ -83,7 +83,7 @@ _NO_KEYS = frozenset[str]()
 _META_LOGPROBS = frozenset({"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"})
 
 
-# Of `meta_info`. The logprobs are those of the distribution that was sampled from, over the tokens of the mask.
+# Keys of `meta_info`. The logprobs are of the distribution that was sampled from, over the tokens of the mask.
 _MASKS, _MASKED_LOGPROBS = "output_token_sampling_mask", "output_token_sampling_logprobs"
 _OF_MASKS: frozenset[str] = frozenset({_MASKS, _MASKED_LOGPROBS, "output_token_sampling_mask_length"})
 # The keys that each injected field adds to `meta_info`.
@@ -159,8 +159,8 @@ _QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
 )  # fmt: skip
 
-# It reports the size of its vocabulary nowhere but in this error (0.5.23, run): it checks the ids of biases before a request
-# reaches the scheduler, and those of prompts not at all. An earlier version may not check them.
+# SGLang reports the size of its vocabulary only in this error (0.5.23, run): it checks the ids of biases before a request
+# reaches the scheduler, but not the ids of prompts. An earlier version may not check biases.
 _VOCABULARY: Final = TraitsRequest(
     "/generate",
     {"input_ids": [0], "sampling_params": {"max_new_tokens": 0, "logit_bias": {str(2**31 - 1): 0}}},
@@ -394,8 +394,8 @@ def _cached(choices: Sequence[Json]) -> int:
 def _call_id(body: Mapping[str, Any], requested: ResponseOptions) -> tuple[str, str] | None:
     """Return the field for the id of a call, and the path that aborts it.
 
-    Several choices get other ids from the server. It aborts by prefix (0.5.23), so an id that the client chose may be that of
-    other calls as well, and is not aborted.
+    Several choices get other ids from the server. It aborts by prefix (0.5.23): an id that the client chose may match
+    other calls as well, so it is not aborted.
     """
     return None if requested.choices != 1 or body.get("rid") is not None else ("rid", "/abort_request")
 

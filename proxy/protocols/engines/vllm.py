@@ -234,7 +234,7 @@ class Vllm(Engine):
             )  # refused, with an error message that has the number of fields of the body
         problems = tuple(_problems(dialect, body, keep_reasoning=options.keep_reasoning))
         if "echo" in problems:
-            # With ids the echoed prompt disappears from `text`; with logprobs those of the prompt are included.
+            # With ids the echoed prompt disappears from `text`; with logprobs, the prompt's are included.
             return Injection({}, StripRules(), problems)
         fields: Json = {}
         if not requested.token_ids:
@@ -271,7 +271,7 @@ class Vllm(Engine):
         )
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
-        """Return false with prompt logprobs, a 400 in a stream, and for generate, whose streams lose nothing."""
+        """Return false with prompt logprobs, which are a 400 in a stream, and for generate: its streams lose nothing."""
         return dialect != "generate" and body.get("prompt_logprobs") is None
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
@@ -321,7 +321,7 @@ class Vllm(Engine):
         """Chat and generate: one prompt, on the top level. Completions: each choice has its own.
 
         With --return-sampling-mask, which requires processed logprobs (0.32.0, config/vllm.py), generate returns masks, and the
-        logprobs are over their tokens: only penalties, biases and a grammar make them others than those of the model.
+        logprobs are over their tokens: only penalties, biases and a grammar change them from the model's.
         """
         is_generate = dialect == "generate"
         sampled: list[Sampled] = []
@@ -377,7 +377,7 @@ def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: 
     if dialect == "completions" and is_on(body.get("echo")):
         problems.append("echo")
     if is_on(body.get("use_beam_search")):
-        problems.append("beam_search")  # its logprobs are not those of a sampled path
+        problems.append("beam_search")  # its logprobs belong to no sampled path
     if dialect == "completions" and body.get("max_tokens") == 0:
         problems.append("phantom_token")  # the engine samples one token anyway
     if dialect == "chat" and body.get("include_reasoning") is False and not keep_reasoning:

@@ -55,7 +55,7 @@ class Gemini(Translator):
         return {"models": [self.model(entry) for entry in entries]}
 
     def model(self, entry: Json) -> Json:
-        """Return one model; its limits are those of its context window, if it is known."""
+        """Return one model, with its context window as both limits if it is known."""
         name, longest = str(entry.get("id")), entry.get("max_model_len")
         limits = {"inputTokenLimit": longest, "outputTokenLimit": longest} if type(longest) is int else {}
         methods = ["generateContent", "countTokens"]

@@ -52,7 +52,7 @@ def sign(*, call_id: str | None = None, thoughts: str | None = None) -> str:
 
 
 def read_signature(value: Any, path: str) -> Signature:
-    """Return the content of a signature; an empty one for those of others (Google's, or placeholders of clients).
+    """Return the content of a signature; an empty one if it is from elsewhere (Google, or a client's placeholder).
 
     Google's Python SDK encodes signatures again, with the alphabet for URLs.
     """
@@ -304,7 +304,7 @@ def _assigned(calls: Sequence[Json], responses: Sequence[FunctionResponse]) -> d
 
 
 def _next(waiting: deque[str] | None, response: FunctionResponse) -> str:
-    """Return the id of the call that a result without the id of a call belongs to; `waiting` are those of its function."""
+    """Return the id of the call for a result that names no known call: the first of `waiting`, its function's open calls."""
     if not waiting:
         raise refusal(response.path, f"no call of {response.name[:64]!r} in the turn before is without a result")
     if response.call_id is not None and len(waiting) > 1:  # an id that belongs to none of them
@@ -326,7 +326,7 @@ def _media(part: Json, path: str) -> Json:
 
 
 _AUDIO_FORMATS: Final = {"mpeg": "mp3", "mp3": "mp3", "x-wav": "wav", "wave": "wav", "wav": "wav"}
-_GOOGLE: Final = ".googleapis.com"  # of the Files API, whose files an engine cannot read
+_GOOGLE: Final = ".googleapis.com"  # hosts the Files API; engines cannot read its files
 
 
 def inline_part(value: Any, path: str) -> Json:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from proxy.errors import BadRequest
 
 _PREFIXES: Final = ("/v1beta/", "/v1alpha/")  # the versions of Google's API
-_V1: Final = "/v1/models"  # its version 1, whose list of models has the path of OpenAI's
+_V1: Final = "/v1/models"  # version 1 of Google's API; OpenAI's list of models has the same path
 _CLIENT: Final = ("x-goog-api-client", "x-goog-api-key")  # headers of its clients
 GENERATE: Final = ":generateContent"
 STREAM: Final = ":streamGenerateContent"  # as server-sent events, with `alt=sse`

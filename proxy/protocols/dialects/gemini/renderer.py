@@ -27,9 +27,10 @@ _REASONS: Final = {
 
 
 class CandidateParts:
-    """The parts of one candidate: `take` those of a delta or a message, then `end`.
+    """Makes the parts of one candidate: `take` each delta, or the message, then `end`.
 
-    The first part that is no thought is signed with the thoughts before it; thoughts after it are in the signature of the end.
+    The first part that is not a thought is signed with the thoughts before it; later thoughts are in a signature
+    from `end`.
     """
 
     __slots__ = ("_has_content", "_is_signed", "_shows", "_step_id", "_thoughts")
@@ -89,7 +90,7 @@ def ending_of(choice: Mapping[str, Any]) -> Json:
 def _logprobs(entries: list[Json]) -> Json:
     """Return the logprobs of the sampled tokens and of their alternatives, as texts without ids.
 
-    llama.cpp writes a logprob of minus infinity as null, with which there is no average.
+    llama.cpp writes a logprob of minus infinity as null; then there is no average.
     """
     result: Json = {"chosenCandidates": [_token(entry) for entry in entries]}
     if any(entry.get("top_logprobs") for entry in entries):
@@ -105,7 +106,7 @@ def _token(entry: Mapping[str, Any]) -> Json:
 
 
 def usage_from(usage: Any) -> Json:
-    """Return the token counts: those of the candidates are without those of thoughts, if the engine counts these."""
+    """Return the token counts. The candidates' count excludes thoughts if the engine counts thoughts."""
     counts = read_usage(usage)
     optional = {"cachedContentTokenCount": counts.cached, "thoughtsTokenCount": counts.reasoning}
     return {

@@ -218,7 +218,7 @@ def _fields(functions: Any, choice: Any) -> Json:
     return {"tools": tools} if choice is None else {"tools": tools, "tool_choice": choice}
 
 
-_MAX_PATH: Final = 200  # characters, of which the names are those of the client
+_MAX_PATH: Final = 200  # characters; clients choose the names in a path
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -281,7 +281,7 @@ def _named(value: Any, path: str) -> Json:
 
 
 def _within(path: str, name: str) -> str:
-    """Return the path of a field; a long one ends where it is long, or the paths of many fields would fill the memory."""
+    """Return the path of a field. Long paths are not extended: the paths of many nested fields would fill the memory."""
     return path if len(path) > _MAX_PATH else f"{path}.{name[:_MAX_PATH]}"
 
 

@@ -22,7 +22,7 @@ from proxy.protocols.dialects.validation import (
     required,
 )
 
-# Sampling fields with another name here, or whose effect a response cannot represent.
+# Sampling fields with another name here, or with an effect that a response cannot represent.
 TRANSLATED: Final = frozenset(
     {"temperature", "top_p", "top_k", "n", "max_tokens", "max_completion_tokens", "stop", "tool_choice"}
 )
@@ -113,7 +113,7 @@ def _set_reasoning(chat: Json, body: Mapping[str, Any], options: TranslationOpti
 def tools_from(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
     """Return the chat fields with the tools and the tool choice.
 
-    Hosted tools (Anthropic's own, or those of MCP servers) are refused, or removed with `ignore_hosted`: neither their results
+    Hosted tools (Anthropic's, or tools of MCP servers) are refused, or removed with `ignore_hosted`: neither their results
     nor their schemas are available.
     """
     if body.get("mcp_servers") and not ignore_hosted:

@@ -59,7 +59,7 @@ def is_unfinished(value: object, messages: Sequence[Json], reasoning_field: str)
 
 
 def call_ids_from(value: object) -> list[str]:
-    """Return the ids of calls in `input`, whose argument text agents may reserialize (or reduce to a custom tool's input)."""
+    """Return the ids of calls in `input`. Agents may reserialize their arguments (or reduce them to a custom tool's input)."""
     ids = [item.get("call_id") for item in _entries(value) if item.get("type") in ("function_call", "custom_tool_call")]
     return [call_id for call_id in ids if isinstance(call_id, str)]
 

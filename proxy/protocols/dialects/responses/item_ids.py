@@ -36,7 +36,7 @@ def step_of(name: object) -> str | None:
 
 
 def repeated_steps(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the steps of the responses that a body of this dialect names, or of which it has items."""
+    """Return the steps that a body of this dialect refers to, by the id of a response or of an item."""
     entries = body.get("input")
     items = [item.get("id") for item in entries if isinstance(item, Mapping)] if isinstance(entries, list) else []
     found = {name: step_of(name) for name in (body.get("previous_response_id"), *items) if isinstance(name, str)}

@@ -218,7 +218,7 @@ class TextItem(Item):
         return "".join(self._parts[kind].pieces) if kind in self._parts else ""
 
     def end(self, status: Status, **fields: Any) -> bytes:
-        """Return its last events, and those of its parts; `fields` are those that are only known at the end."""
+        """Return the last events of the item and of its parts; `fields` are the fields that are only known at the end."""
         self._fields |= fields
         events = []
         for part in self._parts.values():
@@ -296,8 +296,8 @@ class ResponsesRenderer(ResponseRenderer):
         self._open: TextItem | CallItem | None = None
         self._calls: dict[int, CallItem] = {}
         self._held = HeldPieces()
-        self._unnamed: dict[int, Json] = {}  # calls whose name is not yet received
-        self._logprobs: list[Json] = []  # of tokens whose text is not yet received
+        self._unnamed: dict[int, Json] = {}  # calls without a name so far
+        self._logprobs: list[Json] = []  # of tokens without text so far
         self._status: Status = "completed"
         self._last_call = TEXT  # its index, known at the end
         self._final: Json = {}
@@ -390,7 +390,7 @@ class ResponsesRenderer(ResponseRenderer):
         index = call["index"]
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
-        if not isinstance(arguments, str):  # from servers whose own protocol has objects (Ollama)
+        if not isinstance(arguments, str):  # from servers with objects in their own protocol (Ollama)
             arguments = orjson.dumps(arguments).decode()
         if index in self._calls:
             return self._calls[index].append(arguments)

@@ -92,11 +92,11 @@ def _refuse(body: Mapping[str, Any]) -> None:
 
 
 def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
-    """Return the instructions, the messages of earlier turns, and those of the call's own items.
+    """Return the instructions, the messages of earlier turns, and the messages from `input`.
 
-    An engine whose chat accepts developer messages receives them as its own endpoint would: if the template does not know
-    them, vLLM 0.32 merges all developer and system messages into one (renderers/hf.py:531). For other engines, developer
-    messages become system messages, and those at the beginning are merged: many templates accept only one, and only there.
+    Engines that accept developer messages in chat receive them unchanged: if the template does not know them, vLLM 0.32 merges
+    all developer and system messages into one (renderers/hf.py:531). For other engines, developer messages become system
+    messages, and all at the beginning are merged: many templates accept only one, and only there.
     """
     instructions = optional(a_text, body, "instructions")
     first = [{"role": "system", "content": instructions}] if instructions else []
