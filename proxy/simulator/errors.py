@@ -1,4 +1,4 @@
-"""Error responses in vLLM 0.32's words; texts, types and params are those of the cassettes `err_*`."""
+"""Error responses in vLLM 0.32's words; texts, types and params are from the cassettes `err_*`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def invalid_json(error: orjson.JSONDecodeError) -> RequestError:
 
 
 def invalid_fields(errors: ValidationError) -> RequestError:
-    """Return the error for a body whose fields are missing or have the wrong type."""
+    """Return the error for a body with missing fields or fields of the wrong type."""
     problems = []
     locs = []
     for error in errors.errors(include_url=False):

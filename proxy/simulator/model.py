@@ -136,7 +136,7 @@ def _end_of(token: int, count: int, conditions: StopConditions) -> tuple[str | N
 def token_logprobs(
     token: int, distribution: TokenDistribution, decoder: Decoder, alternatives: int
 ) -> tuple[TokenLogprob, ...]:
-    """Return the token's logprob, then those of the `alternatives` most likely tokens, each token once."""
+    """Return the logprob of the token, then of the `alternatives` most likely tokens, each token once."""
     ids = dict.fromkeys([token, *distribution.top(alternatives)]) if alternatives else (token,)
     return tuple([TokenLogprob(decoder.string(i), distribution.logprob(i), i) for i in ids])
 
@@ -160,10 +160,10 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model, its tokenizer and its chat template (None: that of `proxy.simulator.template`); all methods are pure.
+    """The model, its tokenizer and its chat template (None: `proxy.simulator.template`); all methods are pure.
 
-    The first one of `eos_ids` ends the turns that the model samples, and `call_eos_id` those with tool calls. `bos_id`
-    begins the prompts that are texts.
+    The first id of `eos_ids` ends the turns that the model samples, `call_eos_id` ends turns with tool calls. `bos_id` begins
+    prompts that are texts.
     """
 
     tokenizer: Tokenizer

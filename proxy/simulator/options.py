@@ -27,7 +27,7 @@ class Options:
     seed: int | None = None  # for requests without a seed; None: a random one for each
     token_delay_s: float = 0.0  # before each token
     strict_models: bool = False  # rejects other model names, as vLLM does
-    shape: Shape = "vllm"  # the engine whose HTTP API it has
+    shape: Shape = "vllm"  # the engine that it imitates
     weight_version: str = "default"  # the initial label of the weights
     has_parser: bool = True  # without one, neither reasoning nor calls are parsed, and SGLang's streams lose logprobs
     supports_ids_flags: bool = True  # without, like an older SGLang, which ignores flags for ids

@@ -201,7 +201,7 @@ def chat_prompt(
     ids: Sequence[int] | None = None,
     max_tokens_rule: MaxTokensRule = vllm_max_tokens,
 ) -> Prompt:
-    """Return the prompt of a chat; `ids` replace those of the rendered text.
+    """Return the prompt of a chat; `ids` replace the ids of the rendered text.
 
     Raises RequestError if the prompt does not fit into the context window, or the script fails the request.
     """

@@ -24,7 +24,7 @@ _FLOAT32: Final = Struct("f")
 
 
 def mix(value: int) -> int:
-    """Return 64 mixed bits, each of which depends on all bits of the value (splitmix64)."""
+    """Return 64 mixed bits; each depends on all bits of the value (splitmix64)."""
     value &= _MASK
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK

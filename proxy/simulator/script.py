@@ -10,7 +10,7 @@ a chat determines its turn, so every rollout, retry and branch gets its own turn
       say: It rains.
       cut: 3                                           # the first attempt disconnects after three tokens
 
-or several conversations, of which the first applies whose `when` occurs in the first user message:
+or several conversations; the first applies that has its `when` in the first user message:
 
     - when: Oslo
       turns: [{say: It rains.}]
@@ -71,7 +71,7 @@ class Turn:
 
 @dataclass(frozen=True, config=_STRICT)
 class Conversation:
-    """The turns of chats whose first user message contains `when`."""
+    """The turns of chats that contain `when` in their first user message."""
 
     turns: list[Turn]
     when: str = ""

@@ -1,14 +1,14 @@
 """The routes, responses and stream chunks of SGLang 0.5.23.
 
-Shapes are those of the cassettes `sglang-0.5.23/*`; those of `/generate` are from its source
+Shapes are from the cassettes `sglang-0.5.23/*`, the shapes of `/generate` from SGLang's source
 (`managers/tokenizer_manager.py`, lines 2505 to 2712).
 
 Rules of chat: the role chunk of a choice comes with its first token, and all choices finish at the end of the stream.
 Logprobs are in the first chunk of their token. A token without a chunk gets one for its logprobs if a parser is configured;
-otherwise its logprobs are lost, always those of the end of the turn.
+otherwise its logprobs are lost, as always at the end of the turn.
 
 Rules of `/generate`: a stream is cumulative, each event has all of its choice so far; with `incremental_streams`, it has
-what is new. Logprobs of the prompt are the model's, without temperature; those of sampled tokens are after temperature.
+what is new. Logprobs of the prompt are the model's, without temperature; logprobs of sampled tokens are after temperature.
 With `max_new_tokens` 0, one token is sampled but not returned.
 """
 
@@ -260,7 +260,7 @@ class _Completions(Response):
         return choice
 
     def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
-        """Return the logprobs of these tokens; those of an echoed prompt are not simulated."""
+        """Return the logprobs of these tokens. Logprobs of an echoed prompt are not simulated."""
         alternatives = self.completions.logprobs
         if alternatives is None:
             return None
@@ -420,7 +420,7 @@ class SglangRoutes(EngineRoutes):
 
     @route("POST", "/generate")
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        # Its errors have another form than those of the OpenAI endpoints.
+        # Its errors have another format than errors of the OpenAI endpoints.
         engine = self._engine
         try:
             native, common = read_native(await read_body(request), engine.options)
@@ -442,7 +442,7 @@ class SglangRoutes(EngineRoutes):
 
     @route("POST", "/abort_request")
     async def _abort_request(self, request: web.Request) -> web.Response:
-        # Running calls whose id begins with `rid` end; the response is empty in any case.
+        # Every running call with an id that begins with `rid` ends; the response is empty in any case.
         rid = (await read_body(request)).get("rid")
         if isinstance(rid, str) and rid:
             for name in self._engine.aborted:

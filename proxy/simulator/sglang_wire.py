@@ -1,7 +1,7 @@
 """SGLang's own request fields, headers, limits and errors, and what its responses share.
 
 Sampling, stops, messages and tools are read by `proxy.simulator.requests`, without the fields that only vLLM rejects. Error
-messages, the order of keys and the null values are those of SGLang 0.5.23 (cassettes `sglang-0.5.23/*`).
+messages, the order of keys and the null values are as in SGLang 0.5.23 (cassettes `sglang-0.5.23/*`).
 """
 
 import math
@@ -302,7 +302,7 @@ class ResponseMetadata:
         return self.id if common.choices == 1 else None
 
     def metadata(self, length: int) -> JsonObject:
-        """Return `metadata` of a response whose first choice has this length."""
+        """Return `metadata` of a response; `length` is the number of tokens of its first choice."""
         return {"weight_version": self.weights.version, "weight_versions": self.versions.spans(length)}
 
     def meta_info(self, prompt: Sequence[int], tokens: Sequence[Token], logprobs: JsonObject) -> JsonObject:

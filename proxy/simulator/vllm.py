@@ -1,6 +1,6 @@
 """The routes, responses and stream chunks of vLLM 0.32.
 
-Shapes are those of the cassettes `chat_*`, `tool_*`, `reasoning/*`, `cmpl_*`, `scale_out/generate*` and
+Shapes are from the cassettes `chat_*`, `tool_*`, `reasoning/*`, `cmpl_*`, `scale_out/generate*` and
 `abort/generate_midflight_version`.
 """
 
@@ -74,7 +74,7 @@ def _usage_chunks(response: Response, kind: str, **details: Any) -> list[bytes]:
 class _Chat(ChatReply):
     @property
     def _has_ids(self) -> bool:
-        # With a parser configured, vLLM returns neither ids nor logprobs of a reply whose reasoning is hidden
+        # With a parser configured, vLLM returns neither ids nor logprobs of a reply with hidden reasoning
         # (cassette `tool_include_reasoning_false`).
         return bool(self.common.return_token_ids) and self.chat.include_reasoning
 
@@ -94,7 +94,7 @@ class _Chat(ChatReply):
         return [event(self._chunk(index, choice) | self._prompt_keys) for index in range(self.common.choices)]
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        # A token whose text is held back has a chunk only for its ids or logprobs.
+        # If the text of a token is held back, it has a chunk only for its ids or logprobs.
         delta = self._delta(self.feed(index, token))
         ended = token.finish_reason is not None
         if not delta and not ended and not self._has_ids and not self._has_logprobs:
@@ -203,7 +203,7 @@ class _Chat(ChatReply):
         count, by_id = self.prompt.options.alternatives, bool(self.common.return_tokens_as_token_ids)
         return {
             "content": [
-                # `bytes` of the token are those of its string, even by id; `bytes` of alternatives are those of `token`.
+                # `bytes` of the token encode its string, even by id; `bytes` of alternatives encode `token`.
                 _entry(token.logprobs[0], by_id=by_id)
                 | {"bytes": list(token.logprobs[0].string.encode())}
                 # vLLM truncates the list that begins with the token itself, so top_logprobs 1 has no alternative.
@@ -295,7 +295,7 @@ class _Completions(Response):
         return prompt.text + generated if echoes else generated
 
     def _logprobs(self, index: int, tokens: Sequence[Token], prompt: Prompt, *, first: bool) -> JsonObject | None:
-        """Return the logprobs of these tokens, after those of an echoed prompt, whose first token has none."""
+        """Return the logprobs of an echoed prompt (null for its first token), then of these tokens."""
         alternatives = self.completions.logprobs
         if alternatives is None:
             return None

@@ -101,7 +101,7 @@ class Head:
     model: str
 
     def keys(self, kind: str) -> JsonObject:
-        """Return the first keys of a response whose `object` is `kind`."""
+        """Return the first keys of a response; `kind` is its `object`."""
         return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
 
 
