@@ -56,7 +56,7 @@ def _extended(kind: type[Format], column: str) -> Format:
     return extended
 
 
-_CANONICAL = ("sequences", "steps")  # the formats whose rows name their policy and their thread
+_CANONICAL = ("sequences", "steps")  # formats with a policy and a thread in their rows
 OF_POLICIES: dict[str, Format] = {**FORMATS, **{name: _extended(type(FORMATS[name]), "policy") for name in _CANONICAL}}
 
 

@@ -31,7 +31,7 @@ _SOURCES: Final[Mapping[str, str]] = {"system": "system", "developer": "system",
 _IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 _RESTORED: Final = 16  # replies that are compared with a message
-_CHANGED: Final = 256  # choices whose texts are searched in a changed one
+_CHANGED: Final = 256  # choices that are compared with a changed message
 
 Call: TypeAlias = tuple[Step, Choice]
 _Reply: TypeAlias = tuple[Step, Choice, Mapping[str, Any]]
@@ -58,7 +58,7 @@ class Conversation:
     reply is the one that the next call contains. An assistant message that was not sampled in this conversation is copied
     context, which consumers do not train.
 
-    The cost of a call is that of its new messages, and of comparing it with the call before.
+    A call costs time for its new messages, and for the comparison with the call before.
 
     Invariant: the entries from `_settled` on are ordered by their messages; those before it are never removed.
     """
@@ -70,7 +70,7 @@ class Conversation:
     _callers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # steps that called a tool, by its call ID
     _sampled: Replies[_Reply] = field(default_factory=Replies)
     _digests: Digests = field(default_factory=Digests)
-    _kept: set[str] = field(default_factory=set)  # the recorded steps whose replies are entries
+    _kept: set[str] = field(default_factory=set)  # the recorded steps with a reply among the entries
     _said: dict[tuple[str, int], dict[str, Any]] = field(
         default_factory=dict
     )  # by step and choice: one may return often
@@ -87,7 +87,7 @@ class Conversation:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls whose replies are in the conversation, each with the choice that is."""
+        """The calls with a reply in the conversation, each with the choice of that reply."""
         return [entry.call for entry in self._entries if entry.call is not None]
 
     @property
@@ -128,7 +128,7 @@ class Conversation:
         return found
 
     def _after_reply(self, messages: Sequence[Any]) -> int:
-        """Return the index after the previous reply; without it, that of the first new message, and the reply is removed."""
+        """Return the index after the previous reply. If it is missing, remove it; return the index of the first new message."""
         if not self._replies:
             return 0
         common = count_equal(self._messages, list(messages))
@@ -162,7 +162,7 @@ class Conversation:
         return next((number for number in numbers if _is_copy(message, self._replies[number][1])), None)
 
     def _choose(self, number: int) -> None:
-        """Replace the reply of the call before by that of another choice of the call."""
+        """Replace the reply of the call before by another choice of that call."""
         if number:
             step, _ = self._remove().call or (None, None)
             assert step is not None
@@ -269,7 +269,7 @@ def _message_step(message: Any) -> dict[str, Any]:
 
 
 def _sampled_step(step: Step, choice: Choice, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the step of a sampled reply, of which `_said` returned this. Its metrics are added once it is known to be kept."""
+    """Return the step of a sampled reply; `said` is from `_said`. Its metrics are added once it is known to be kept."""
     versions = [span.policy_version for span in choice.spans] or [step.policy_version]
     extra = {
         "step_id": step.step_id,
@@ -359,7 +359,7 @@ def _text_of(value: Any) -> str:
 
 
 def _may_be_copy(message: Any, reply: Mapping[str, Any]) -> bool:
-    """Return whether a message in the place of this reply may be the reply with changes, and not another one."""
+    """Return whether a message in the place of this reply may be a changed copy of it."""
     if role_of(message) != "assistant":
         return False
     calls, own_calls = _call_ids(message), _call_ids(reply)
@@ -410,7 +410,7 @@ class _Told:
 
 
 class _ByThread(Format):
-    """A format whose rows are conversations: those of each thread, without replies that the agent abandoned."""
+    """A format with one conversation for each thread, without replies that the agent abandoned."""
 
     by_thread = True
     whole = True
@@ -476,7 +476,7 @@ def _trajectory(facts: RolloutFacts, threads: Sequence[_Told]) -> dict[str, Any]
 def _refer(told: _Told, facts: RolloutFacts, results: Mapping[tuple[str, str, str], Mapping[str, Result]]) -> None:
     """Let the result of the tool call that started a thread refer to its trajectory.
 
-    Of several calls whose arguments begin alike, it is the one whose argument is in the prompt of the thread.
+    If several calls have arguments that begin alike, the call with its argument in the thread's prompt is chosen.
     """
     thread = told.thread
     found = results.get((thread.started_by or "", thread.tool or "", thread.title))

@@ -64,7 +64,7 @@ class MissingAdvantage(Inexpressible):
 class Plan:
     """The rows of a rollout, before they are rendered."""
 
-    trained: Sequence[tuple[str, ...]]  # of each row, the ids of the steps whose sampled tokens it trains
+    trained: Sequence[tuple[str, ...]]  # for each row, the ids of the steps that it trains
     skipped: list[dict[str, Any]]  # the steps that no row trains
     # Yields the rows in this order, one at a time; raises `Inexpressible` at a row that the format cannot represent.
     render: Callable[[], Iterator[Any]]
@@ -78,7 +78,7 @@ class Plan:
 class Rows:
     """The rows of one rollout as JSON values, with the other fields of its `Plan`."""
 
-    rows: list[Any]  # objects; those of `prime_rl` are arrays
+    rows: list[Any]  # objects; arrays for `prime_rl`
     skipped: list[dict[str, Any]]
     trained: Sequence[tuple[str, ...]] = ()
     rescored: Sequence[Mapping[str, Any]] = ()
@@ -90,8 +90,8 @@ class Fill:
     """Values for what is not recorded.
 
     `prompt_logprob` replaces the format's own value for tokens that were not sampled. `pad_id` and the two lengths are
-    for formats that pad. `decode` returns the text of ids, if a tokenizer is configured. `scores` are those of each row, by
-    its number, if they were requested, and `role` is what they are for.
+    for formats that pad. `decode` returns the text of ids, if a tokenizer is configured. `scores` are the requested scores by
+    row number, and `role` is what they are for.
     """
 
     prompt_logprob: float | None = None
@@ -121,7 +121,7 @@ class Format(ABC):
     # The smallest unit with a place in its rows for its own reward, and for its own advantage.
     reward_place: ClassVar[Place] = "rollout"
     advantage_place: ClassVar[Place] = "none"
-    # The columns of scores, by what they are for, and those of the most likely tokens; none without a place for them.
+    # The columns of scores and of the most likely tokens, by the role of the scores; none if the rows have no place for them.
     scored: ClassVar[Mapping[Role, Columns]] = {}
     likely: ClassVar[Mapping[Role, Columns]] = {}
     has_images: ClassVar[bool] = False  # its rows have images
@@ -185,7 +185,7 @@ class Format(ABC):
 
 
 class Batched(Format):
-    """A format whose rows are batches of one: objects of lists with one entry."""
+    """A format with batches of one as rows: objects of lists with one entry."""
 
     def gather(self, members: Sequence[Rows]) -> Any:
         """Return one batch: each list is the concatenation of the lists of all rows."""
@@ -208,7 +208,7 @@ class Batched(Format):
 
 
 def with_columns(form: Format, role: Role, *, likely: bool) -> Format:
-    """Return a format whose columns include those of scores."""
+    """Return the format with the columns for scores added."""
     more = {**form.scored[role], **(form.likely[role] if likely else {})}
     scored = copy(form)
     vars(scored)["columns"] = {**form.columns, **more}

@@ -48,7 +48,7 @@ class Writer(ABC):
         """Return the bytes that can be written with this row; none if rows are collected in batches."""
 
     def fills(self, row: Any) -> bool:
-        """Return whether this row completes a batch, whose writing takes milliseconds."""
+        """Return whether this row completes a batch, which takes milliseconds to write."""
         return False
 
     @abstractmethod
@@ -144,7 +144,7 @@ class _Batches(Writer):
         self.sink = _Sink()
         self._rows: list[Mapping[str, Any]] = []
         self._values = 0
-        self._counted: tuple[Any, int] = (None, 0)  # the row whose values were counted last
+        self._counted: tuple[Any, int] = (None, 0)  # the last counted row, and its number of values
 
     def opening(self) -> bytes:
         """Return the schema of a stream, or the magic bytes of a file."""
@@ -280,7 +280,7 @@ def _floats(arrow: Any, kind: Any, values: Sequence[Floats]) -> Any:
 
 
 def _lists(arrow: Any, kind: Any, values: Sequence[Any], numbers: Any) -> Any:
-    """Return the column of these lists, whose values are `numbers`."""
+    """Return the column of these lists; `numbers` are all their values."""
     ends = list(accumulate(map(len, values), initial=0))
     return arrow.ListArray.from_arrays(arrow.array(ends, arrow.int32()), numbers, type=kind)
 

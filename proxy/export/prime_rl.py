@@ -67,7 +67,7 @@ def _sampling_mask(row: Row) -> list[bytes] | None:
 
 
 def _temperatures(row: Row, source: RowSource) -> list[float]:
-    """Return a temperature for every token; tokens that were not sampled have that of the next turn."""
+    """Return a temperature for every token; tokens that were not sampled have the next turn's."""
     temperatures: list[float] = []
     for turn in turns(row):
         temperature = turn.spans[0].temperature

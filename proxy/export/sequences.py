@@ -96,6 +96,6 @@ class SequencesFormat(SequenceView):
 
 
 def _images(row: Row, source: RowSource) -> dict[str, Any]:
-    """Return the images of a row: those of the newest call, whose prompt the row begins with."""
+    """Return the images of a row's last call: the row begins with its prompt."""
     step = source.steps[row.spans[-1].step_id]
     return placed_json(placed(step, step.prompts[0]))

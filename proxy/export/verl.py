@@ -135,7 +135,7 @@ class VerlDataProtoFormat(Batched, SequenceView):
 
 
 def _shifted_likely(row: Row, scores: Scores) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the most likely ids and their logprobs, those of token i + 1 at position i; zeros where nothing is trained."""
+    """Return the most likely ids and logprobs of token i + 1 at position i; zeros where nothing is trained."""
     (_, *ids), (_, *logprobs) = filled_likely(row, scores)
     width = max(1, scores.top_k)
     return [*ids, [0] * width], [*logprobs, [0.0] * width]
@@ -157,7 +157,7 @@ def _padding(row: Row, source: RowSource) -> tuple[int, int]:
 
 
 def _messages(row: Row, source: RowSource) -> int:
-    """Return the number of user, assistant and tool messages with the last reply; without messages, that of calls."""
+    """Return the number of user, assistant and tool messages with the last reply; without messages, the number of calls."""
     calls = turns(row)
     messages = source.steps[calls[-1].step_id].body.get("messages")
     if not isinstance(messages, list):
