@@ -29,7 +29,7 @@ class StoreOptions:
     `ttl_s`: lifetime of a rollout after its last write; None: no expiry. `durability`: a write is complete when the server
     has replied (`acknowledged`), when it is on the server's disk (`fsync`), or when it is on `replicas` replicas
     (`replicated`). `timeout_s` limits every wait for the store. `username` and `password` override those in the URL.
-    `ca_file`: certificate authorities for TLS; None: those of the system. `max_connections`: connections per server; callers
+    `ca_file`: certificate authorities for TLS; None: the system's. `max_connections`: connections per server; callers
     wait for a free connection when all are in use.
     """
 

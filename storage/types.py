@@ -1,6 +1,6 @@
 """The values that the protocols in `store`, `queue` and `timers` take and return: names, bytes and counts.
 
-Those of each call are structs, which are created several times faster than frozen dataclasses.
+Values that every call creates are structs, which are created several times faster than frozen dataclasses.
 """
 
 from collections.abc import Mapping

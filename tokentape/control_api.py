@@ -332,7 +332,7 @@ class ControlApi:
         return cast("dict[str, Any]", await self.send("GET", "/policies"))
 
     async def policy(self, policy: str | None = None) -> dict[str, Any]:
-        """Return the announced {version, epoch, run} of a policy (None: `default`); steps whose engine reports none have it."""
+        """Return the announced {version, epoch, run} of a policy (None: `default`), for steps of engines that report none."""
         return cast("dict[str, Any]", await self.send("GET", _policy_path(policy)))
 
     async def put_policy(

@@ -1,10 +1,10 @@
 """Checks and repairs of the append-only files of the embedded server, while it is not running.
 
 valkey-check-aof, which the server is under that name, cuts the end off without saving it, and does not look for complete
-commands after the damage. The formats are those of aof.c, Valkey 9.1:
+commands after the damage. The formats are defined by aof.c, Valkey 9.1:
 
 - `appendonly.aof.manifest` lists the files in the order in which they are loaded: one base file (a snapshot), then incremental
-  files, the last of which is appended to. Without a manifest the server starts empty, even if there are files.
+  files. The server appends to the last one. Without a manifest the server starts empty, even if there are files.
 - An incremental file is a sequence of commands, each an array of bulk strings. The writes of a script are one transaction,
   from MULTI to EXEC.
 

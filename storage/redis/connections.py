@@ -36,7 +36,7 @@ _NO_CLIENT_INFO: Final[dict[str, None]] = (
     else {"lib_name": None, "lib_version": None}  # redis-py before 7.2
 )
 _RETRY_INTERVAL_S: Final = 0.02
-MANY_ARGUMENTS: Final = 2**13  # whose packing takes a millisecond
+MANY_ARGUMENTS: Final = 2**13  # packing this many takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
 _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment] # the stub requires a 1-tuple
 _PING: Final = _pack(("PING",))
@@ -375,7 +375,7 @@ class _Session(asyncio.Protocol):
                         result.set_result([*before, *replies])
         except RedisError as error:
             self._abort(error)
-        if self._unconfirmed:  # one PING for all whose replies were received together
+        if self._unconfirmed:  # one PING for all commands with replies that were received together
             callers, self._unconfirmed = self._unconfirmed, []
             self.send(_PING, 1, callers)
 

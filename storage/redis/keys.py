@@ -22,7 +22,7 @@ Keys of the store:
     {prefix}:constants          hash   name -> bytes
 `birth` is the incarnation; `held` has the reservations.
 
-Groups are stored like rollouts without records, under the prefix `{prefix}.groups`. A group and rollouts whose names have the
+Groups are stored like rollouts without records, under the prefix `{prefix}.groups`. A group and rollouts with names in the
 same bucket are in one slot, so that one script can create them. Batches are stored the same way, under `{prefix}.batches`.
 
 Lifetimes: without a TTL, all keys exist until they are deleted; Redis removes a sorted set with its last member. With a TTL,

@@ -18,7 +18,7 @@ _REMOVED: Final = ""
 class Queue:
     """Queues of groups; in each queue a group has at most one holder at a time.
 
-    Every method raises `StoreUnreachable` as those of `Store` do.
+    Every method raises `StoreUnreachable`, as the methods of `Store` do.
 
     Each method moves a group and sets fields of it (None removes a field) in one transaction, and is safe to repeat if its
     response was lost. A holder name must be used for one claim only.

@@ -1,4 +1,4 @@
-"""The replies of the servers: their errors as those of the store, and their flat lists as the values in `storage.types`.
+"""The replies of the servers, decoded: errors become errors of the store, and flat lists the values in `storage.types`.
 
 Code outside `storage.redis` never gets an exception of redis-py.
 """
@@ -131,7 +131,7 @@ def readable(name: bytes) -> str:
 def decode_announcements(reply: Reply) -> dict[str, Announcement]:
     """Decode a hash of announcements, which has a value and a number (`number:NAME`) for each name.
 
-    One whose number cannot be read counts as absent, so that all others apply.
+    An announcement with an unreadable number counts as absent, so that all others apply.
     """
     values = dict(pairs(reply))
     found = {}

@@ -4,8 +4,8 @@ Each file in `lua/` documents its KEYS and ARGV. By default, a script gets the s
 arguments start with the encoded name, now_ms and ttl_s (0: no TTL). Scripts access declared keys only, as Redis Cluster and
 proxies require.
 
-A queue is a stream for each bucket with one consumer group, whose list of pending entries (PEL) records which holder has
-which entry, and since when. All entries are pending: those without a holder belong to the consumer `-` and have been idle for
+A queue is a stream for each bucket with one consumer group. The group's list of pending entries (PEL) records which holder has
+which entry, and since when. All entries are pending: entries without a holder belong to the consumer `-` and have been idle for
 longer than any lease. A lease shorter than the maximum is an XCLAIM with IDLE set to the difference. So an entry is available
 if it has been idle for the maximum lease (not its own lease), and only the server's clock is used. `ENQUEUE` and `QUEUE_MOVE`
 get the seven keys of the group, then the stream (`ENQUEUE` several of them), the other scripts of the queues the stream only.

@@ -1,7 +1,7 @@
 """The store: names, bytes and counts, which it does not interpret, on a Redis or Valkey server or cluster.
 
 A *rollout* is a name with fields, counts, an ordered list of named records, a set of named blocks that records share, and
-marks. A round trip whose response was lost is repeated once.
+marks. A round trip is repeated once if its response is lost.
 """
 
 import asyncio
@@ -192,8 +192,8 @@ class Timers:
     async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
         """Return timers that have expired, and set each to `until_ms`, so that no other claim returns it before.
 
-        The earliest are first within each of the store's sixteen parts, of which each returns up to `limit` timers. Parts that
-        fail return none; raises `StorageError` if one failed and the others have none.
+        Each of the store's sixteen parts returns up to `limit` timers, the earliest first. Parts that fail return none; raises
+        `StorageError` if one failed and the others have none.
         """
         claims = (self._run(scripts.TIMERS_CLAIM, [key], (now_ms, until_ms, limit)) for key in self._keys)
         parts = await asyncio.gather(*claims, return_exceptions=True)
@@ -451,7 +451,7 @@ class Store:
         """Store a record with its blocks and counts in one transaction, with the durability that the store is set to.
 
         One round trip. Appending the same name again only updates `touched_ms` and returns the position of the first append,
-        so a call whose response was lost can be repeated. If the rollout has expired since it was opened, an entry with an
+        so a caller that lost the response can repeat it. If the rollout has expired since it was opened, an entry with an
         origin restores it with the same incarnation; if it was opened again since, the record is added to the new incarnation.
 
         Raises:
@@ -597,7 +597,7 @@ class Store:
     def _write_unless_deleted(
         self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int, with_timers: bool = False
     ) -> Awaitable[Reply]:
-        """Run a script that also gets the key of deleted incarnations, and that of timers if it changes them."""
+        """Run a script that also gets the key of deleted incarnations, and the key of timers if it changes them."""
         keys = rollout_keys(self._prefix, rollout)
         all_keys = (*keys.all, keys.deleted, keys.timers) if with_timers else (*keys.all, keys.deleted)
         return self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)

@@ -1,5 +1,5 @@
--- The first bucket assigns the number of an announcement. Each other bucket applies it if its number is higher than
--- that of the present one, so that all buckets have the same value in the end.
+-- The first bucket assigns the number of an announcement. Each other bucket applies the announcement if this number
+-- is higher than its present number, so that all buckets have the same value in the end.
 -- KEYS: the announcements.
 -- ARGV: name, value, number ('': assign one), the present number ('': any). Return -1 if the present number is another.
 local current = tonumber(redis.call('HGET', KEYS[1], 'number:' .. ARGV[1]) or 0)

@@ -1,5 +1,5 @@
 -- Create a group and all its rollouts in one transaction. A group that exists is not changed.
--- KEYS: the seven keys of the group, then those of each rollout, then the timers.
+-- KEYS: the seven keys of the group, then the seven keys of each rollout, then the timers.
 -- ARGV: now_ms, ttl_s, number of entities, time of the timer of each rollout ('': none), then for each entity: encoded
 -- name, incarnation, number of fields, field, value, ...
 if redis.call('EXISTS', KEYS[1]) == 0 then

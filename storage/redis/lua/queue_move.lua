@@ -1,5 +1,5 @@
 -- Move an entry from one holder to another; '-' is no holder, '' removes the entry. An entry without a holder can
--- also be taken from a holder whose lease has expired. If the entry already is where it should go, the response of
+-- also be taken from a holder with an expired lease. If the entry already is where it should go, the response of
 -- this script may have been lost. Entries of groups that no longer exist are removed. With a silence, an entry is not taken
 -- from a holder that has claimed or extended entries of the stream within this time.
 -- ARGV: from, to, entry ID, idle time of the entry, silence in ms (0: none), changes (see fields.lua).

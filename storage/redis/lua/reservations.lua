@@ -1,5 +1,5 @@
--- All reservations of a rollout are in one field of text, `NAME=UNTIL_MS ` for each. Reservations whose lease has
--- expired do not count, so those of a process that died are released.
+-- All reservations of a rollout are in one field of text, `NAME=UNTIL_MS ` for each. Reservations with an expired
+-- lease do not count, so a process that died releases its reservations.
 local function reservations_of_others(name)
   local kept, now = {}, now_ms()
   for holder, until_ms in string.gmatch(redis.call('HGET', KEYS[1], 'held') or '', '([^ =]+)=(%d+) ') do

@@ -1,5 +1,5 @@
 -- Each write adds at most one member and removes up to ten expired ones, so that expired members do not accumulate.
--- Changes are published with `pcall`, so that users whose ACL has no channels can write as well.
+-- Changes are published with `pcall`, so that users without channels in their ACL can write as well.
 local function member()
   return string.format('%015d', tonumber(redis.call('HGET', KEYS[1], 'created_ms')) or 0) .. ARGV[1]
 end
