@@ -87,7 +87,7 @@ def has_control(key: str | None, context: Context) -> bool:
 def may_report(caller: Caller, context: Context) -> bool:
     """Return whether a caller may report the result of a rollout, which sets its reward and status.
 
-    It requires the key of the rollout's dispatch, or access to the control API, whose routes do the same.
+    It requires the key of the rollout's dispatch, or access to the control API, which can set both anyway.
     """
     return caller.is_dispatched or has_control(caller.key, context)
 
@@ -123,7 +123,7 @@ def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
         raise Forbidden(f"The API key belongs to another rollout than {rollout_id!r}.")
 
 
-# The routes of the model API: those of most calls, and that of every path outside of the control API.
+# The routes of the model API: two for most calls, and one for every other path outside of the control API.
 CALL_PATHS: Final = ("/rollouts/{rollout}/v1/{path}", "/v1/{path}")
 OTHER_PATHS: Final = "/{path}"
 MODEL_API: Final = (*CALL_PATHS, OTHER_PATHS)

@@ -42,7 +42,7 @@ def make_info_metrics(
     facts: Mapping[str, str],
     queues: Mapping[str, QueueCounts],
 ) -> list[Gauge]:
-    """Create the gauges and register them. Facts that the store does not report have no gauge. `queues`: those of policies."""
+    """Create and register the gauges, except for facts that the store does not report. `queues`: the counts by policy."""
     gauges = []
 
     def add(name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]) -> None:
@@ -89,7 +89,7 @@ async def show_ready(request: web.Request) -> web.Response:
     With `ready_requires_engine`, an engine must pass a health check too; otherwise no engine can delay the response. A journal
     replaces an unreachable store (store.on_failure: spool): `spooled` is the number of steps in it. It returns 503 from the
     first SIGTERM on: for `shutdown_delay_s`, or with a separate port of the control API until the process ends.
-    `without_token_ids` names the engines whose calls are recorded as text only.
+    `without_token_ids` names the engines that return no token ids: their calls are recorded as text only.
     """
     context = request.app[CONTEXT]
     if context.stopping.is_set():

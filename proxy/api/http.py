@@ -25,8 +25,8 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
     return web.Response(status=status, body=to_json_bytes(value), content_type="application/json", headers=headers)
 
 
-# What TokenTape sets itself; and what is about the engine's own address and not about its response: addresses behind
-# TokenTape, credentials for them, and the permissions that the engine gives to web pages, also those of other origins.
+# Headers that TokenTape sets itself, and headers about the engine's own address: addresses behind TokenTape, credentials for
+# them, and the permissions that the engine gives to web pages, also to pages of other origins.
 _NOT_SHOWN: Final = HOP_BY_HOP | {
     "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),
     "location", "content-location", "refresh", "link", "alt-svc", "via", "x-served-by", "x-backend-server",

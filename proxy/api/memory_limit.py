@@ -22,7 +22,7 @@ _UNWEIGHED_BYTES = 2**18  # of a response; parsed, they take at most 20 MiB
 
 
 class DetachedSteps(Protocol):
-    """The recorder, with the bytes of steps that are not stored yet and whose calls have ended."""
+    """The recorder, which counts the bytes of steps that are not stored yet although their calls have ended."""
 
     detached_bytes: int
 
@@ -35,7 +35,7 @@ class _Named(Protocol):
 class CallInFlight(Protocol):
     """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
 
-    `response_bytes`: those of the response alone; `parsed_bytes`: the memory that is reserved to parse them. `step` is None
+    `response_bytes`: bytes of the response alone; `parsed_bytes`: the memory that is reserved to parse them. `step` is None
     until the engine has completed the call. `over_sampled`: its rollout and the incarnation, if its group may not need it.
     """
 
@@ -193,7 +193,7 @@ class InFlightBytes:
         call.parsed_bytes = parsed
 
     def release(self, call: CallInFlight) -> None:
-        """Release the memory of a response, of which nothing is held any more."""
+        """Release the memory of a response that is no longer referenced."""
         self.reserved_bytes -= call.response_bytes + call.parsed_bytes
         call.body_bytes -= call.response_bytes
         call.response_bytes = call.parsed_bytes = 0
@@ -204,9 +204,9 @@ class InFlightBytes:
         await asyncio.wait([self._watching])
 
     async def _watch(self) -> None:
-        """Disconnect every client whose unsent bytes have not decreased within the stall timeout.
+        """Disconnect clients that read nothing within the stall timeout: their unsent bytes do not decrease.
 
-        It counts probes, not time: while this process is blocked, clients cannot show that they read.
+        Probes are counted, not seconds: while this process is blocked, it cannot see clients read.
         """
         seen: dict[CallInFlight, tuple[int, int]] = {}
         while True:

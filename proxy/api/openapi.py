@@ -1,6 +1,6 @@
 """All routes of both APIs, and their OpenAPI description at `/openapi.json`.
 
-Routes with a handler are declared beside it; those of the model API, which finds its handlers itself, are described here.
+Each route is declared beside its handler. The model API finds its handlers itself, so its routes are described here.
 """
 
 from typing import Any, Final
@@ -54,7 +54,7 @@ async def show_openapi(_request: web.Request) -> web.Response:
     return json_response(describe())
 
 
-# The routes of the control API, whose paths come before those of the model API.
+# The routes of the control API. Their paths take precedence over the paths of the model API.
 CONTROLLING: Final[tuple[Route, ...]] = (
     *CONTROL_ROUTES,
     *DISPATCH_ROUTES,

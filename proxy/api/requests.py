@@ -56,7 +56,7 @@ class Route:
 
 
 def route(method: str, pattern: str, handler: Handler | None, summary: str, *statuses: int, **models: Any) -> Route:
-    """Return a route. `statuses` are those of its responses, by default 200; `models` are `query` and `body`."""
+    """Return a route. `statuses` lists the HTTP statuses of its responses, by default 200; `models` are `query` and `body`."""
     return Route(method, pattern, handler, summary, statuses or (200,), **models)
 
 

@@ -62,7 +62,7 @@ def path_prefix(rollout_id: str) -> str:
 
 
 def model_url(request: web.Request, context: Context) -> str:
-    """Return the base URL of the model API: the configured one, or that of this request."""
+    """Return the base URL of the model API: the configured URL, or else the URL of this request."""
     settings = context.settings
     if settings.agents.url is not None:
         return settings.agents.url

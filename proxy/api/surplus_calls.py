@@ -1,6 +1,6 @@
-"""The cut of calls whose rollout is surplus: its over-sampled group is complete without it.
+"""Stops the calls of surplus rollouts: an over-sampled group is complete without them.
 
-Any process may finish such a rollout, so each process looks at those of its own calls in flight.
+Any process may finish a rollout as surplus, so each process checks the rollouts of its own calls in flight.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class SurplusCalls(BackgroundWork):
         self._calls = calls
 
     async def stop_surplus(self) -> None:
-        """Stop the calls whose rollouts are surplus now. Raises StorageError."""
+        """Stop the calls of rollouts that are surplus by now. Raises StorageError."""
         names = sorted({call.over_sampled for call in self._calls if call.over_sampled is not None})
         for start in range(0, len(names), _READS_AT_ONCE):
             chunk = names[start : start + _READS_AT_ONCE]

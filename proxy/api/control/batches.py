@@ -57,7 +57,7 @@ async def _delete(context: Context, group_id: str) -> bool:
 
 
 async def _was_done(context: Context, batch: Batch, waiting: QueuedGroup) -> bool:
-    """Return whether an earlier acknowledgement of this batch, whose response was lost, has removed the group."""
+    """Return whether an earlier acknowledgement of this batch has removed the group; its response was lost."""
     stored = await context.store.groups.get(waiting.group)
     if stored is None:
         return True  # deleted: no other consumer can claim it

@@ -67,7 +67,7 @@ INTERVALS_MISSED: Final = 2  # without a heartbeat: one was due after the first,
 _MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
 _EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
-_ROLLOUTS_OF_A_STEP: Final = 32  # whose metrics take as long as a step in `aside`
+_ROLLOUTS_OF_A_STEP: Final = 32  # recording the metrics of this many takes as long as one step in `aside`
 _LATER: Final = "later_epoch"  # the store may have lost its announcement: such a group is never dropped
 _UNKNOWN: Final = -1  # a policy version that is not a number counts as older than any
 
@@ -203,7 +203,7 @@ async def _keep_leases(context: Context, claim: Claim) -> None:
         now_ms = context.clock.now_ms()
         fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
         for held in tuple(claim.held):
-            with suppress(StorageError):  # `_record` finds the groups whose leases expired
+            with suppress(StorageError):  # `_record` finds groups with expired leases
                 await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
 
 
@@ -547,7 +547,7 @@ async def _write(
     rollouts: Sequence[Rollout],
     outcomes: Sequence[Outcome] | None,
 ) -> Reason | None:
-    """Write the JSON of a group whose rewards are frozen; return why it is dropped, or None. Raises Conflict."""
+    """Write the JSON of a group after its rewards are frozen; return why the group is dropped, or None. Raises Conflict."""
     query, note = claim.query, read_note(held.waiting.note)
     gathered = await read_group_rows(context, query, group, rollouts, claim.body, whole=True, outcomes=outcomes)
     if gathered.reason is not None:

@@ -1,7 +1,7 @@
 """The routes of the engines, and of the policies that they serve; `/policy` is the policy `default`.
 
-API keys of engines are never shown. A policy has a version of its weights, which the trainer announces, and a pause of its
-calls. The version is recorded in steps whose engine reports none.
+API keys of engines are never shown. The trainer announces the version of a policy's weights, and pauses its calls. Steps
+record the announced version if the engine reports none.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from proxy.rollouts.policy import Announced, Policy, read_announced
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint, ejected_for
 
-_DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects whose streams may be synthetic
+_DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects that may have synthetic streams
 
 
 async def show_engines(request: web.Request) -> web.Response:

@@ -26,7 +26,7 @@ from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import Wanted
 from proxy.trajectory.threads import select_threads
 
-_LOADED: Final[set[str]] = set()  # content types whose library is imported
+_LOADED: Final[set[str]] = set()  # content types with an imported library
 _Asked = TypeVar("_Asked", bound=ExportParams)
 _Part = TypeVar("_Part", Options, Fill)
 
@@ -69,8 +69,8 @@ class ExportQuery:
     fill: Fill
     asked: ExportOptions
     penalty: SoftPenalty | None = None  # of long responses
-    policy: str | None = None  # whose steps are exported; None: those of all policies that are trained
-    threads: Wanted | None = None  # whose steps are exported; None: all, and rows do not name them
+    policy: str | None = None  # its steps are exported; None: the steps of all trained policies
+    threads: Wanted | None = None  # their steps are exported; None: all steps, and rows do not name threads
     report: bool = False
     rescoring: Rescoring | None = None  # once `begin` has found an engine
 
@@ -80,7 +80,7 @@ class ExportQuery:
         return self.asked.advantage == STEP or self.asked.discount is not None
 
     async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> tuple[list[Step], list[dict[str, Any]]]:
-        """Return the steps of a rollout that are exported, and those of other threads and policies as skipped.
+        """Return the exported steps of a rollout, and skipped entries for the steps of other threads and policies.
 
         Raises as `plan` does.
         """

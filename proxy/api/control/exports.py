@@ -32,8 +32,8 @@ from storage.errors import StorageError
 _MAX_AHEAD = 4  # rollouts read while one is written,
 _MAX_STEPS_AHEAD = 200  # unless they are long,
 _MAX_SCORED_AHEAD = 16  # or are scored, which takes much longer than reading
-_MAX_ROLLOUTS_READ = 16  # rollouts whose fields are read in one round trip
-_MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at once: about 250,000 tokens
+_MAX_ROLLOUTS_READ = 16  # rollouts per read of their fields, in one round trip
+_MAX_RENDERED = 256  # up to this weight, all rows of a rollout may be in memory at once: about 250,000 tokens
 
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
@@ -152,10 +152,10 @@ async def _read_ahead(
 
 
 async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> tuple[Outcome, Planned]:
-    """Plan the rows of one rollout of many; one that cannot be exported has none, and a skipped entry with the reason.
+    """Plan the rows of one rollout of many. One that cannot be exported gets no rows, and a skipped entry with the reason.
 
-    The rows that are planned can be rendered: those of a rollout of moderate size are rendered here, those of a large one
-    are rendered twice, so that they are in memory one at a time.
+    Planned rows are sure to render, since they are rendered here. The rows of a large rollout are rendered a second time when
+    they are written, so that only one at a time is in memory.
     """
     outcome = Outcome(rollout)
     try:

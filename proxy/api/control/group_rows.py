@@ -109,10 +109,10 @@ async def read_group_rows(
     whole: bool = False,
     outcomes: Sequence[Outcome] | None = None,
 ) -> GroupRows:
-    """Render the rows of a group; `rollouts` are those of its members that exist, `outcomes` are theirs if they are known.
+    """Render the rows of a group. `rollouts` are its members that exist; `outcomes` are their outcomes, if they are known.
 
-    Raises Conflict if the format cannot express one of them, or if all members must have rows and one has none. A member that
-    cannot be read is skipped; where a group must be `whole`, it raises DamagedStep.
+    An unreadable member is skipped; with `whole`, it raises DamagedStep. Raises Conflict if the format cannot express a member,
+    or if all members must have rows and one has none.
     """
     check_members(query, group, rollouts, conditions)
     if conditions.only_mixed and (equal := _why_equal(rollouts)) is not None:

@@ -321,7 +321,7 @@ def _is_of(group: Group, policy: str) -> bool:
 
 
 def _entry(group: Group, rollouts: list[Rollout], policy: str, announced: Announced, now_ms: int) -> dict[str, Any]:
-    """Return what a group earned; values are null where they are unknown. Its version is that of its oldest token."""
+    """Return what a group earned; unknown values are null. The version is the one that sampled the group's oldest token."""
     state = group.states.get(policy)
     earned = earned_by(counted(group, rollouts)[1])
     rewards = earned.rewards

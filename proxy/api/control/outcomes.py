@@ -34,7 +34,7 @@ class Outcome:
 
     rollout: Rollout
     returns: tuple[float, ...] = ()  # of each turn, or one of the whole rollout; none if the rollout has no reward
-    turns: tuple[str, ...] | None = None  # the ids of the turns; None if the return is that of the whole rollout
+    turns: tuple[str, ...] | None = None  # the ids of the turns; None if one return is for the whole rollout
     raw: RolloutFacts | None = None  # before the penalty, if there is one
 
 
@@ -93,10 +93,9 @@ async def estimate(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]
 def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
     """Return the outcomes with estimated advantages, or unchanged where no estimate was requested.
 
-    The baseline is over all rollouts with a reward, also over those that turn out to have no rows: each is a sample of the
-    policy's return. A rollout without a reward gets no advantage. The reward of a thread is compared with those of threads
-    of the same kind, or of the same agent. Raises Conflict if an advantage exceeds the range of float32, in which trainers
-    have it.
+    The baseline averages all rollouts with a reward, including rollouts without rows: each is a sample of the policy's return.
+    A rollout without a reward gets no advantage. The reward of a thread is compared with the rewards of threads of the same
+    kind, or of the same agent. Raises Conflict if an advantage exceeds the range of float32, the type that trainers use.
     """
     if advantage not in ESTIMATORS:
         return list(outcomes)

@@ -102,7 +102,7 @@ class OpenRollout(Terms):
 class OpenGroup(_Deadlines):
     """`POST /groups`: rollouts with the terms `rollout`; the deadlines are terms of each of them.
 
-    `deadline_s` is that of a rollout and of those that replace it, together; `groups.idle_s` is the default of `idle_s`.
+    A rollout shares its `deadline_s` with the rollouts that replace it; `groups.idle_s` is the default of `idle_s`.
 
     `over_sample`: how many more than `size` are opened. `replace`: how often each failed one is opened again; true: 3 times.
     """
@@ -134,7 +134,7 @@ class OpenGroup(_Deadlines):
 
 
 class RequeueGroup(RequestModel):
-    """`POST /groups/{id}/requeue`: the policy into whose queue it is put, and the `max_staleness` of its next delivery.
+    """`POST /groups/{id}/requeue`: the policy that gets the group in its queue, and the `max_staleness` of its next delivery.
 
     Default: the only policy that is trained, and the `max_staleness` of the claim.
     """
@@ -278,8 +278,8 @@ class ShowEvents(RequestModel):
 class GroupFilter(RequestModel):
     """The conditions on a group: which members count, how many of them must have rows, and whether rewards must differ.
 
-    `members`: those with a reward, those with the status completed, or all, each of which must have what the format requires.
-    By default members without rows, and those without a required reward, are omitted.
+    `members`: `rewarded` members, `completed` members, or `all`: then each must have what the format requires. By default,
+    members without rows or without a required reward are omitted.
     """
 
     members: Members | None = None
@@ -354,7 +354,7 @@ class ExtendBatch(_Lease):
 
 
 class PutEngines(RequestModel):
-    """`PUT /engines`: the new endpoints of calls; null restores those of the configuration."""
+    """`PUT /engines`: the new endpoints of calls; null restores the configured endpoints."""
 
     endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
 

@@ -266,6 +266,6 @@ async def show_image(request: web.Request) -> web.Response:
 
 
 def type_of(body: bytes) -> str:
-    """Return the content type of a raster image by its first bytes; that of unknown bytes for anything else."""
+    """Return the content type of a raster image by its first bytes; for anything else, the type for unknown bytes."""
     found = (kind for start, magic, kind in _TYPES if body[start : start + len(magic)] == magic)
     return next(found, _OTHER)

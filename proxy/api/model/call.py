@@ -52,7 +52,7 @@ class Trace(Protocol):
         ...
 
     def ended(self, call: "Call", status: int) -> None:
-        """End the spans; `status` is that of the response."""
+        """End the spans; `status` is the HTTP status of the response."""
         ...
 
 
@@ -75,10 +75,11 @@ class ModelRequest:
 class Call:
     """A call that samples, from its parsed request to its recorded step.
 
-    `path` is the endpoint of engines that serves it, and `body` is in its dialect; `adapter` is None if the client sent it so.
-    `is_named`: false for a call that names no rollout and got a new one. `digest` is a hash of the body's bytes, `tokens` the
-    requested token annotations. `received` is in Unix seconds, all other times are monotonic. `work_bytes`: those of the body,
-    and of the response once it is read, that do not repeat the rollout's previous call, and so take time to process.
+    `path` is the engine's path that serves the call, and `body` is in the dialect of that path. `adapter` is None if the client
+    itself sent this dialect. `is_named`: false if the call names no rollout and got a new one. `digest` is a hash of the body,
+    `tokens` the requested token annotations. `received` is in Unix seconds, all other times are monotonic. `work_bytes` counts
+    the bytes that take time to process: the body, and the response once it is read, without what the previous call of the
+    rollout already had.
     """
 
     context: Context
@@ -259,5 +260,5 @@ async def _native(
 
 
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
-    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
+    """Map requested models to the engine's names: every model to the rollout's model if it has one, else as configured."""
     return {"*": rollout.model} if rollout.model else context.settings.models

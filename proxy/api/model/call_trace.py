@@ -116,7 +116,7 @@ class CallTrace:
 
     @_harmless
     def failed(self, call: Call, fault: ProxyError) -> None:
-        """Note an error; the request to the engine has ended, unless the error is that of the store."""
+        """Note an error. It ends the attempt at the engine as failed, unless the store is unavailable."""
         self._fault = fault
         now = self._now(call)
         if isinstance(fault, StoreUnavailable):
@@ -135,7 +135,7 @@ class CallTrace:
 
     @_harmless
     def ended(self, call: Call, status: int) -> None:
-        """End all spans. `status` is that of the response to the client."""
+        """End all spans. `status` is the HTTP status that the client receives."""
         now = self._now(call)
         if not self._span.is_recording():
             return

@@ -1,4 +1,4 @@
-"""The routes of the Gemini API: calls, token counts and models, whose names are in paths and whose keys may be in the query."""
+"""The routes of the Gemini API: calls, token counts and models. Paths name the model; the query may contain the API key."""
 
 from collections.abc import Mapping
 from typing import Any, Final

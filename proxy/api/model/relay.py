@@ -40,7 +40,7 @@ from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER, HttpResponse
 T = TypeVar("T")
 
 
-_BYTES_PER_LINE = 128  # whose parsing takes as long as the handling of one line of a stream
+_BYTES_PER_LINE = 128  # parsing this many takes as long as handling one line of a stream
 _REJECTED = (400, 404, 422)
 _WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
@@ -162,7 +162,7 @@ async def relay(call: Call) -> web.StreamResponse:
             call.note_fault(fault)
             if not client.headers_sent:
                 raise
-            return client.cut()  # a response whose step is not stored must not look complete
+            return client.cut()  # the response must not look complete: its step is not stored
         call.attempt.stored.set()
         if call.trace is not None:
             call.trace.stored(call)

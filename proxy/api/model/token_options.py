@@ -1,6 +1,6 @@
 """The token annotations that a client requests for its responses, by headers or by its rollout.
 
-Headers take precedence. A call whose annotations the engine or its tokenizer cannot provide is rejected before it is sent.
+Headers take precedence. If the engine or its tokenizer cannot provide an annotation, the call is rejected before it is sent.
 """
 
 from collections.abc import Mapping, Sequence

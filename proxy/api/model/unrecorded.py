@@ -165,7 +165,7 @@ async def count_tokens(call: ModelRequest) -> web.Response:
 
 
 async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str, Any]], *, body_bytes: int) -> int:
-    """Return the number of tokens of the prompt of a translated call, whose body `read` returns.
+    """Return the number of prompt tokens of a translated call; `read` returns its body.
 
     Raises BadRequest if the engine cannot count tokens.
     """

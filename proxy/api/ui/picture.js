@@ -3,7 +3,7 @@
 import { get, path } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
-const STORED = /^[0-9a-f]{32}$/; // the name of an image with data; that of one that the engine fetched is its URL
+const STORED = /^[0-9a-f]{32}$/; // names an image in a request; an image that the engine fetched has its URL as its name
 
 /** Show an image of a rollout by its name; `number` is its place among the images of the call. */
 export function Picture({ rollout, name, number }) {

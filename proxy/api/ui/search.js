@@ -1,4 +1,4 @@
-// Search: rollouts whose prompts, replies or errors have a text, newest first. Requests go on until a page is full.
+// Search rollouts for a text in prompts, replies and errors, newest first. Requests are repeated until a page is full.
 
 import { json } from "./api.js";
 import { clock, count, decimal, hash, line } from "./format.js";
@@ -45,7 +45,7 @@ function Found({ shell, text }) {
     ${!isSearching && run.cursor && html`<button type="button" onclick=${more}>Search older rollouts</button>`}`;
 }
 
-/** Add a response to those before; the counts are those of all of them. */
+/** Add a response to the earlier ones; the counts are totals of all responses. */
 function joined(before, { rollouts, searched, cursor }) {
   const sum = (name) => before.searched[name] + searched[name];
   const counts = { rollouts: sum("rollouts"), steps: sum("steps"), unreadable: sum("unreadable") };

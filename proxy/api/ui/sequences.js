@@ -85,7 +85,7 @@ function Opened({ row, rolloutId }) {
     </div>`;
 }
 
-/** Return the steps whose tokens are in rows only because flagged steps are included. */
+/** Return the steps that rows contain only because flagged steps are included. */
 function untrained(nodes) {
   return new Set(
     nodes
@@ -137,7 +137,7 @@ function finder(spans) {
   };
 }
 
-/** Return the choice whose texts the row has: its last one. */
+/** Return the choice that provides the texts of the row: its last one. */
 function textsOf(rolloutId, row) {
   const last = row.spans.at(-1);
   return last === undefined ? null : { rolloutId, stepId: last.step_id, choice: last.choice };

@@ -13,7 +13,7 @@ const BLOCK = 100; // tokens per block, so that the numbers in the margin are ro
 const ABOVE_PX = 70; // shown above the token at which a view opens
 const MAX_SHOWN = 200; // characters of a token; a hostile one may have a million
 
-/** Show a row of tokens. `of` names the choice whose texts it has; `hasKeys`: shortcuts act on this view. */
+/** Show a row of tokens. `of` names the choice that provides the texts; `hasKeys`: shortcuts act on this view. */
 export function TokenView({ label, row, of, hasKeys = true }) {
   const { way, choose, turn } = useColours();
   const [current, setCurrent] = useState(-1); // the token that keys act on

@@ -1,4 +1,4 @@
-// Lists of which only the part in view is in the document: rows of equal height, and blocks that are measured when shown.
+// Lists that keep only the part in view in the document: rows of equal height, and blocks that are measured when shown.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 

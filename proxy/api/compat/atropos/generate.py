@@ -1,8 +1,8 @@
 """The adapter of `POST /generate` for engines that do not have it: ids in, ids and logprobs out.
 
 Atropos' VLLMServer (296a0bc) calls the script that Atropos ships with its trainer (`prompt.prompt_token_ids`). All others call
-SGLang's own endpoint, which SGLang gets unchanged; calls of other engines are translated, if they have the ids of one prompt
-(`input_ids`), like those of Atropos' SGLangServer. If the engine returned no ids, the response is an error.
+SGLang's own endpoint. SGLang gets these calls unchanged; for other engines they are translated if they contain the ids of one
+prompt (`input_ids`), as Atropos' SGLangServer sends them. If the engine returned no ids, the response is an error.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Atropos' proxy (296a0bc): routes that create, list and delete sessions, and calls of agents within a session.
 
-A session is a rollout in the store, so every replica serves it: its ID is a UUID, and its metadata have its terms. Engines are
-those of the configuration; no request adds one, and requests are never sent to a URL from a request. Unknown keys of requests
-are allowed: its proxy drops them, TokenTape forwards them. Completions, models, streams and concurrent calls, which its proxy
-lacks, are served as well. Errors of bodies are in FastAPI's format.
+A session is a rollout in the store, so every replica serves it: its ID is a UUID, and its metadata contain its terms. Only
+configured engines serve it: a request cannot add one, and a URL in a request is never called. Unknown keys of requests are
+allowed: Atropos' proxy drops them, TokenTape forwards them. Completions, models, streams and concurrent calls, which Atropos'
+proxy lacks, are served as well. Errors in bodies are reported in FastAPI's format.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ def terms_from(rollout: Rollout) -> Mapping[str, Any] | None:
 
 
 def deleted_metadata(rollout: Rollout) -> dict[str, Any]:
-    """Return the metadata of a kept rollout whose session was deleted: its terms are marked as deleted."""
+    """Return the metadata of a rollout that is kept after its session is deleted: its terms are marked as deleted."""
     terms = rollout.metadata.get(TERMS)
     return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
 
@@ -213,7 +213,7 @@ def read_session_chat(_endpoint: str, body: Mapping[str, Any], _options: Transla
 def nodes_from(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> list[dict[str, Any]]:
     """Return the nodes of a session without their texts.
 
-    A tree has one node per completion, and masks all of its prompt; otherwise the nodes are those of the `nodes` export.
+    A tree has one node per completion, and masks its whole prompt; otherwise the nodes equal the rows of the `nodes` export.
     """
     if not as_tree:
         return FORMATS["nodes"].rows(facts, steps, Options()).rows
