@@ -6,7 +6,7 @@ their kinds.
 Rule 1: texts that decide a kind are stored as marks of the rollout, by what they depend on (`Window.key`): the kind stays the
         same after the engine is gone.
 Rule 2: a boundary without texts is `unexplained`; each later read tries again.
-Rule 3: totals are updated with compare-and-set, so that of several processes only one counts them in the metrics. They are
+Rule 3: totals are updated with compare-and-set, so that only one of several processes counts them in the metrics. They are
         counted in the background at the finish, after late steps and on reads: each count reads all steps of a rollout.
 Rule 4: texts are also looked up as steps are stored, while the engine that sampled them is reachable (`DriftWatch`). What
         exceeds its limits is left to the finish of the rollout, or to a later read.
@@ -44,7 +44,7 @@ from storage.redis.store import Store
 from storage.types import Appended
 
 _TEXTS_TIMEOUT_S: Final = 5.0
-_MAX_LOOKUPS: Final = 100  # boundaries of a rollout whose texts are looked up per read
+_MAX_LOOKUPS: Final = 100  # boundaries per read of a rollout that need texts
 _TEXTS_MARK: Final = "drift:"
 _CONCURRENT_LOOKUPS: Final = 16
 _MIN_PAUSE_S: Final = 1.0  # between counts of one rollout for reads
@@ -115,8 +115,8 @@ class DriftReporter:
     async def find(self, rollout: Rollout, steps: Sequence[Step], *, texts: TextScope = "all") -> list[Drift]:
         """Return every boundary of a rollout with its kind, oldest first. Requires steps that were read whole.
 
-        Each has its texts, or the reason why it has none. `texts` selects the look-ups of texts that are not stored: for all
-        boundaries, for those whose kind depends on them, or for none.
+        Each has its texts, or the reason why it has none. `texts` limits the look-ups of texts that are not stored: all
+        boundaries, only boundaries of a kind that depends on texts, or none.
         """
         boundaries = await asyncio.to_thread(lambda: find_boundaries(grow(steps)))
         keys = [boundary.window.key for boundary in boundaries]

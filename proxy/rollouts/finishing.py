@@ -1,6 +1,6 @@
 """The finish of rollouts: by a request, or by TokenTape at a deadline or as surplus; and the completion of their groups.
 
-A group whose members are all finished is put into the queue of each policy that is trained with it. Every operation is
+Once all members of a group are finished, it is put into the queue of each policy that is trained with it. Every operation is
 idempotent: a repeated finish, and the scan of all groups when a process starts, complete what a crash left unfinished.
 
 A rollout is finished at its deadline if it is older than `deadline_s`, had no call in flight for `idle_s` since its first one,
@@ -8,11 +8,11 @@ or had no call for `start_s`.
 
 Rule 1: the rollout in the store decides: its age, and `touched_ms`, which each call sets when it begins and when its step is
         stored. Timers in the store are only the times at which some process looks at a rollout.
-Rule 2: every process looks at rollouts whose timers have expired. A claimed timer is removed after the rollout is finished and
+Rule 2: every process claims expired timers and looks at their rollouts. It removes a timer after the rollout is finished and
         its group is complete; if the process dies before, the timer expires again, and another process completes the work.
 Rule 3: a process touches the rollouts with `idle_s` that have calls in flight (`renewals`). A quiet rollout is finished only if
-        it was not touched since it was read. So of a call and a finish at the same moment the store has one first: either the
-        rollout stays open, or the call is rejected (decisions/067).
+        it was not touched since it was read. So if a call and a finish coincide, the store applies one of them first: either
+        the rollout stays open, or the call is rejected (decisions/067).
 """
 
 import asyncio
@@ -265,7 +265,7 @@ class Finisher:
     async def requeue(self, group: Group, policy: str, *, max_staleness: int | None = None) -> Group:
         """Put a group that was dropped or is done into the queue of a policy again; return it. One that is queued is unchanged.
 
-        Its next delivery has this `max_staleness` instead of that of the claim.
+        Its next delivery uses this `max_staleness` instead of the claim's.
 
         Raises:
             Conflict: It is open, claimed, not for this policy, or queued with another `max_staleness`.
@@ -299,9 +299,10 @@ class Finisher:
             group = found
 
     async def _queued(self, group: Group) -> dict[str, Versions]:
-        """Return the policies in whose queues a group is put, each with the versions that sampled its tokens.
+        """Return the policies that get a group in their queues, each with the versions that sampled its tokens.
 
-        They are the trained ones that have steps in the group, or all of them if that is none or unknown.
+        These are the trained policies with steps in the group; all trained policies if none has steps, or if the group is
+        damaged.
         """
         trained = self.trained or (DEFAULT_POLICY,)
         try:
@@ -378,7 +379,7 @@ class Deadlines(BackgroundWork):
         self._random = random.Random()  # noqa: S311 - no secret; of its own, so that it changes no state of other code
 
     async def sweep(self) -> None:
-        """Look at each rollout whose timer has expired. Raises StorageError."""
+        """Look at each rollout with an expired timer. Raises StorageError."""
         while True:
             now_ms = self._finisher.clock.now_ms()
             until_ms = now_ms + _LEASE_MS

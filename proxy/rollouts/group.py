@@ -2,10 +2,10 @@
 
 A group that is created by calls has no size, and never becomes complete.
 
-The rewards of a member are frozen while a claim of its group relies on them: its field `claimed_by` has these claims. It exists
-as long as there is one, and changes of rewards expect that it is absent. A claim adds itself before it reads the rewards, and
-removes only itself if it is undone, so that claims of several policies, and claims whose lease has expired, do not undo each
-other's freeze.
+The rewards of a member are frozen while a claim of its group relies on them: its field `claimed_by` lists these claims. The
+field exists as long as there is one, and changes of rewards expect that it is absent. A claim adds itself before it reads the
+rewards, and removes only itself if it is undone, so that claims of several policies, and claims with an expired lease, do not
+undo each other's freeze.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class PolicyState(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """A group. Times are Unix milliseconds. Names and types of its stored fields bind data, as those of a rollout."""
+    """A group. Times are Unix milliseconds. Names and types of stored fields bind data, as in `Rollout`."""
 
     group_id: str
     incarnation: str
@@ -174,7 +174,7 @@ def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -
 
 
 def _read_states(stored: Mapping[str, bytes]) -> dict[str, PolicyState]:
-    """Return the state for each policy; its fields have the name of the policy as a suffix, except those of the default one."""
+    """Return the state for each policy. Names of stored fields end in the name of the policy, except for the default policy."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in stored.items():
         kind, policy = split_policy(name)
@@ -214,7 +214,7 @@ class Note(Struct, frozen=True):
 
 
 def read_note(note: bytes) -> Note:
-    """Return the note of a group in a queue; that of a damaged one has no oldest version, which counts as older than any."""
+    """Return the note of a group in a queue; a damaged note has no oldest version, which counts as older than any."""
     found: Note = value_or(Note(), note, Note)
     return found
 

@@ -1,4 +1,4 @@
-"""The policies: the models whose calls belong to each, its announced version, and the pause of its calls."""
+"""The policies: which models belong to each, its announced version, and the pause of its calls."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from storage.types import Announcement, newer
 
 POLICY_ANNOUNCEMENT: Final = "policy"
 PAUSE_ANNOUNCEMENT: Final = "pause"
-ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause whose calls in flight are aborted
+ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause that aborts calls in flight
 _INTERVAL_S: Final = 1.0  # between heartbeats, and the time until every process knows of a pause
 _PAUSED_INTERVAL_S: Final = 0.1  # during a pause, and the time until its end is known
 _LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
@@ -42,7 +42,7 @@ class Announced:
 
     @classmethod
     def read(cls, announcement: Announcement | None, name: str, otherwise: "Announced | None" = None) -> "Announced":
-        """Return the value of an announcement, `otherwise` if it is damaged. The version alone is that of the first epoch."""
+        """Return the value of an announcement, or `otherwise` if it is damaged. A bare version belongs to the first epoch."""
         if announcement is None:
             return NOTHING
         value = announced_value(announcement, Announced | str | int | None, name, otherwise)
@@ -135,13 +135,13 @@ class PolicyVersion:
     ) -> Announced:
         """Announce the version of all calls that begin afterwards, in all processes of the store; return what is announced.
 
-        It follows what is announced when it is written, so that of concurrent announcements none is lost. Also what is
-        announced already is written again: an interrupted announcement may have reached some buckets only. Raises LowerVersion.
+        Each announcement builds on the present one, so that concurrent announcements are all applied. An announcement that
+        exists already is written again: interrupted, it may have reached only some buckets. Raises LowerVersion.
         """
         following, value = NOTHING, b""
         while True:
             present = (await announcements.read()).get(self._name)
-            if present is None or present.value != value:  # equal: written by an attempt whose response was lost
+            if present is None or present.value != value:  # equal: an attempt with a lost response wrote it
                 following = Announced.read(present, self._name).advanced(version, run=run, new_epoch=new_epoch)
                 value = following.written()
             number = 0 if present is None else present.number
@@ -391,7 +391,7 @@ class Policies:
         return known is None or known.is_trained
 
     def claimed(self, name: str | None) -> Policy:
-        """Return the policy whose groups a claim takes: the named one, or the only one that is trained.
+        """Return the policy that a claim takes groups of: the named one, or the only one that is trained.
 
         Raises:
             NotFound: No policy has this name.

@@ -36,7 +36,7 @@ from storage.types import Appended
 
 _PAGE: Final = 200  # records per read from the store
 _BYTES_PER_TOKEN: Final = 4  # of text
-_BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
+_BYTES_PER_COMPARISON: Final = 256  # of a body: reading them takes as long as comparing one reply
 _WEIGHT_OF_STEP: Final = 4  # an estimate: bytes of memory for each byte of the request and the response of a step
 _MAX_STOPS: Final = 4096
 
@@ -83,7 +83,7 @@ class PromptContinuation:
         if known is None and appended.position == 0 and self._default != "off":
             known = live.known = KnownTurns()
         if known is None or self._is_closed or appended.position != known.count:
-            return  # a step whose predecessors are unknown is read from the store with them
+            return  # the predecessors are unknown: the step is read from the store with them
         if known.pending and not known.turns.indexes:
             live.known = None  # one step takes more memory than its turns: no second one is kept
             return
@@ -103,7 +103,7 @@ class PromptContinuation:
     ) -> Plan:
         """Return the plan with prompt ids that continue an earlier step, if the call continues one; else the plan.
 
-        The mode is that of the header, else of the rollout, else the default. Raises BadRequest.
+        The header sets the mode, else the rollout, else the default. Raises BadRequest.
         """
         rollout, header = call.rollout, headers.get(CONTINUATION_HEADER)
         mode = (rollout.continuation or self._default) if header is None else mode_of(header)
@@ -156,7 +156,7 @@ class PromptContinuation:
         return {call_id: function for call_id, function in found.items() if function is not None}
 
     def refused(self, plan: Plan) -> Plan:
-        """Return the plan of a call whose prompt ids the engine rejected, and which is sent again unchanged."""
+        """Return the plan to send a call again unchanged, after the engine rejected its prompt ids."""
         result = Continuation(None, "refused_ids")
         self.count(result)
         return with_continuation(plan, None, _facts(None, result))
@@ -243,8 +243,7 @@ class PromptContinuation:
     async def _is_verified(self, endpoint: Endpoint, rollout_id: str, found: Match, lookups: PromptLookups) -> bool:
         """Return whether the endpoint is known to render messages as it does for calls.
 
-        After `MISSES` turns for which it does not, it is not asked again for a while: each rendering takes as long as that of a
-        call.
+        After `MISSES` turns that it renders otherwise, no rendering is requested for a while: each costs as much as in a call.
         """
         verified, unverified = endpoint.verified_rendering, endpoint.unverified_renderings
         if not endpoint.engine.verifies_renderings or verified.for_rollout(rollout_id):
@@ -262,7 +261,7 @@ class PromptContinuation:
         return is_equal
 
     async def _complete(self, live: LiveRollout, rollout: Rollout) -> KnownTurns:
-        """Return the turns of a rollout, with those of steps that other processes stored.
+        """Return the turns of a rollout, including the turns of steps that other processes stored.
 
         Raises StorageError, DamagedStep, NotFound.
         """

@@ -8,7 +8,7 @@ Rule 2: a step is appended once, also by repeated requests: the store knows its 
         is durable in the journal, if there is one.
 Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
 Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (docs/decisions/031).
-        One whose rollout has expired restores it; one whose rollout was deleted is not stored. Each is counted.
+        If the rollout has expired, a step restores it; if it was deleted, the step is not stored. Each is counted.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Recorder:
         self.tasks = BackgroundTasks()
         self._journal = journal
         self.has_journal = journal is not None
-        self.detached_bytes = 0  # of steps whose calls have ended and that are not written yet
+        self.detached_bytes = 0  # of steps that are not written yet although their calls have ended
         self.store_health = StoreHealth(store, metrics, self._replay)
         if journal is not None:
             metrics.journal_steps.set_function(lambda: journal.pending)
@@ -171,7 +171,7 @@ class Recorder:
         self.store_health.probe()  # the replay of the others may have ended while this was written
 
     def _track_bytes(self, task: "asyncio.Task[None]", body_bytes: int) -> None:
-        """Count the bytes of a step whose call has ended, until the step is written."""
+        """Count the bytes of a step from the end of its call until the step is written."""
 
         def release(_: "asyncio.Task[None]") -> None:
             self.detached_bytes -= body_bytes
@@ -217,7 +217,7 @@ class Recorder:
         if appended.is_late or appended.is_restored:
             self._note(entry, appended)
         self._count(step, entry)
-        # After the callback of the call, and before those of the next events: the next call of the agent finds the step.
+        # After the callback of the call, and before callbacks of later events: the next call of the agent finds the step.
         asyncio.get_running_loop().call_soon(self._follow, step, live, appended, body_bytes)
 
     def _follow(self, step: Step, live: LiveRollout, appended: Appended, body_bytes: int) -> None:
@@ -291,7 +291,7 @@ class Recorder:
                     return
 
     def _check_versions(self, step: Step) -> None:
-        """Count a step whose tokens have a version that is not a number, and log the first one of each policy."""
+        """Count a step if the version of its tokens is not a number, and log the first such step of each policy."""
         for choice in step.choices:
             for span in choice.spans:
                 if span.policy_version in self._numbers:
@@ -371,7 +371,7 @@ def _first_fields(step: Step) -> dict[str, bytes]:
 
 
 def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
-    """Return the field whose presence makes an entry of the journal late.
+    """Return the field of the rollout that makes an entry of the journal late if it exists.
 
     A step that was journaled before its rollout was finished is not late, unless the rollout was claimed in a batch since.
     Times are compared by the wall clock; a step of unknown time counts as late.

@@ -126,7 +126,7 @@ class Activity(BackgroundWork):
                 self._start(self._touch_at_end(name))
 
     async def touch(self) -> None:
-        """Touch each rollout whose time has come. Raises StorageError."""
+        """Touch each rollout that is due. Raises StorageError."""
         loop = asyncio.get_running_loop()
 
         async def renew(name: Timer) -> None:

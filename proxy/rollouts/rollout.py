@@ -95,8 +95,8 @@ _NO_LIMITS: Final = Limits()
 class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
-    The names and types of the fields from `status` on are those of the store, and bind data: other values make the rollout
-    unreadable. `deadline_s` and `start_s`, the time until its first call, count from its creation, `idle_s` from its last call.
+    The fields from `status` on are stored under these names with these types, so both bind data: other values make the rollout
+    unreadable. `deadline_s` and `start_s` (the time until its first call) count from its creation, `idle_s` from its last call.
     """
 
     rollout_id: str

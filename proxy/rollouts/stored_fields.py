@@ -29,7 +29,7 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]  # unt
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _BRACKETS: Final = 200  # JSON with fewer has fewer levels than orjson writes
-_ERRORS: Final = (ValueError, TypeError, RecursionError)  # those of msgspec are a ValueError
+_ERRORS: Final = (ValueError, TypeError, RecursionError)  # msgspec's errors are a ValueError
 _LOG_INTERVAL_S: Final = 60
 
 

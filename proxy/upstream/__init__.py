@@ -8,7 +8,7 @@ client            requests to endpoints, and their errors
 failure_text      sentences for failed connections
 http_client       HTTP/1.1 on aiohttp's connections
 
-aiohttp's exceptions are translated here: callers see only those of `proxy.errors`. Nothing in this package interprets a
+aiohttp's exceptions are translated here: callers see only exceptions of `proxy.errors`. Nothing in this package interprets a
 body.
 """
 

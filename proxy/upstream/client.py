@@ -367,8 +367,8 @@ class Upstream:
         """Return the endpoints that may serve a model (its name at the engine); all of them if a request names none.
 
         The models of an engine are requested again for each name that it does not list, at most once a minute. A call waits
-        for engines whose models are unknown, and for the others if none of them lists its model. Raises NotFound if no
-        endpoint serves the model.
+        for engines with unknown models, and for all engines if no endpoint lists its model. Raises NotFound if no endpoint
+        serves the model.
         """
         if not self.routes_by_model or model is None:
             return self.endpoints

@@ -54,7 +54,7 @@ async def tokens_left(
     *,
     body_bytes: int,
 ) -> int | None:
-    """Return the number of tokens that the context window leaves for a completion whose maximum is capped by it.
+    """Return the number of tokens that the context window leaves for a completion, to cap its maximum.
 
     None if no cap is needed: the completion fits in any case, it has no maximum (engines then use what is left),
     nothing is left (the engine rejects the request with its own message), or the engine cannot count.

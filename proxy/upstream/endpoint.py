@@ -142,7 +142,7 @@ _MAX_TEXTS = 64
 class EjectionState:
     """The failures and the ejection of one endpoint.
 
-    `faults` are consecutive; `ejections` counts those since the last answered call. Times are those of the event loop.
+    `faults` counts consecutive failures, `ejections` the ejections since the last answered call. Times are the event loop's.
     """
 
     eject_after: int
@@ -175,11 +175,10 @@ class EjectionState:
         self.faults, self.ejections, self.ejected_until = 0, 0, None
 
     def passed(self, now: float) -> None:
-        """End an ejection whose duration is over: a health check passed.
+        """End the ejection if its duration is over: a health check passed.
 
-        One more failure then ejects the endpoint for longer.
-
-        An engine whose calls fail while its health checks pass is thereby tried less and less often.
+        One more failure then ejects the endpoint for longer. So an engine that passes health checks but fails calls is tried
+        less and less often.
         """
         if self.ejected_until is None or now >= self.ejected_until:
             self.ejected_until = None
@@ -191,9 +190,9 @@ class Endpoint:
     """One engine endpoint: its settings and its state.
 
     `kind`, `engine`, `version`, `sampling_defaults` and `facts` are as configured, or else as detected: `describe` sets them.
-    `kind` is `auto` until the engine is detected, and `engine` text only. `headers` are those of every request, `not_sent`
-    the names, in lower case, of the client's headers that are not sent. `plans` are the prepared plans of its calls. `label`:
-    the name in logs, metrics and steps.
+    `kind` is `auto` until the engine is detected, and `engine` text only. Every request has `headers`; `not_sent`
+    are the names, in lower case, of the client's headers that are not sent. `plans` are the prepared plans of its calls.
+    `label`: the name in logs, metrics and steps.
 
     `traits`: None until the engine is detected. `is_detected` is false while a detection runs or is due: at once after the
     connection `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts
@@ -350,10 +349,10 @@ def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
 
 
 def serving(endpoints: Sequence[Endpoint], model: str) -> Sequence[Endpoint]:
-    """Return the endpoints that list a model, and those whose models are unknown.
+    """Return the endpoints that list a model, and endpoints with unknown models.
 
-    If none lists it, return those without configured models: SGLang and llama.cpp answer calls of any model, vLLM responds
-    with 404. Raises NotFound if Every endpoint has configured models, and this is none of them.
+    If none lists it, return the endpoints without configured models: SGLang and llama.cpp answer calls of any model, vLLM
+    responds with 404. Raises NotFound if every endpoint has configured models, and this is none of them.
     """
     if any(endpoint.lists(model) for endpoint in endpoints):
         return [endpoint for endpoint in endpoints if endpoint.lists(model) or endpoint.has_unknown_models]

@@ -13,7 +13,7 @@ The contract, in which this client equals aiohttp's:
 - A request with an idempotent method is sent once more if its connection is lost before the response.
 - Interim responses are skipped. A response that arrives while the request is being written is returned.
 - Redirects are not followed, and cookies are not kept.
-- The parser is as lenient as that of aiohttp's client. A header has at most 8,190 bytes, a response at most 128 headers.
+- The parser is as lenient as aiohttp's client. A header has at most 8,190 bytes, a response at most 128 headers.
 - Reading from the connection pauses while more than 512 KiB wait for `HttpResponse.iter_bytes`.
 - What arrived before an error is returned before the error is raised.
 """
@@ -45,7 +45,7 @@ HTTP_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 MAX_DECODED_BYTES: Final = 2**18  # at a time: a small body may become a very large one
 
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-_WITHOUT_LENGTH: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # methods whose requests usually have no body
+_WITHOUT_LENGTH: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # methods of requests that usually have no body
 # Headers of one connection, not of the message (RFC 9110, 7.6.1).
 HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -186,9 +186,10 @@ def end_to_end(
 
 
 class _Connection(asyncio.Protocol):
-    """The protocol of a connection, whose `response` is None between two requests.
+    """The protocol of a connection.
 
-    `drained` is done once the connection accepts more of a large request; None if it does.
+    `response` is None between two requests. `drained` is done once the connection accepts more of a large request; None if it
+    does already.
     """
 
     __slots__ = ("_pool", "drained", "response", "transport")

@@ -93,7 +93,7 @@ class PromptLookups:
             if isinstance(lookup, Render)
             else tokenize_request(engine, self._body, lookup.text)  # type: ignore[union-attr]
         )
-        # The replies of the history are those of the engine, which may be longer than what the agent sends back.
+        # The history contains the engine's own replies, which may be longer than what the agent sends back.
         texts = lookup.messages if isinstance(lookup, Render) else [lookup.text]  # type: ignore[union-attr]
         known = self._known if isinstance(lookup, Render) else None
         body = await self._post(request, self._body_bytes + size_of(texts, PLAIN_BYTES), known)

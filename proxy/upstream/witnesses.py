@@ -1,7 +1,7 @@
 """What calls show about an endpoint, believed for all calls only if several rollouts show it and none shows the opposite.
 
-One call decides for the later calls of its own rollout. An agent whose requests or responses are unusual therefore changes
-nothing for others, and everything is forgotten with time: the engine may have been changed.
+One call decides for the later calls of its own rollout. An agent with unusual requests or responses therefore changes nothing
+for others. Everything is forgotten with time: the engine may have been changed.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ class ArchiveError(OSError):
 
 
 class Dataset:
-    """The files under a URL. Credentials are those of the library that fsspec uses for it (s3fs, gcsfs, …)."""
+    """The files under a URL. The library that fsspec uses for it (s3fs, gcsfs, …) finds the credentials."""
 
     def __init__(self, url: str) -> None:
         self.url = url

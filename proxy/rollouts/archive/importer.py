@@ -124,7 +124,7 @@ class Importer:
         rollout.known.update(record.blocks)
 
     async def _end(self, rollout: "_Rollout | None", result: Imported) -> None:
-        """Set the marks and the fields of a rollout whose steps are stored."""
+        """Set the marks and the fields of a rollout, after its steps are stored."""
         if rollout is None:
             return
         saved = rollout.saved

@@ -50,7 +50,7 @@ class Parts:
 
 
 def take_apart(record: bytes, reader: BlockReader, known: Container[bytes]) -> tuple[Parts, bool]:
-    """Return the parts of a record whose blocks are `known`, and whether an equal record can be made of them.
+    """Return the parts of a record, given the `known` blocks, and whether an equal record can be made of the parts.
 
     It cannot if the record has logprobs that need float64, or if another version wrote its JSON in another way. Raises
     UnreadableRecord if the record is damaged.
@@ -112,7 +112,7 @@ def _parts(schema: int, raw: bytes, reader: BlockReader) -> Parts:
 
 
 def _payload(parts: Parts, writer: BlockWriter) -> bytes:
-    """Return the payload of the parts, and write its blocks. Raises ValueError if the chains are not those of the head."""
+    """Return the payload of the parts, and write its blocks. Raises ValueError if the head names other chains."""
     head = orjson.loads(parts.head)
     has_images = IMAGES in (head.get("extra") or {})
     images = data_in(sent_messages(parts.request, parts.sent)) if has_images else {}
@@ -142,7 +142,7 @@ def _narrow(wide: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A rollout or a group as it was archived. The names of fields, counts and marks are those of the store."""
+    """A rollout or a group as it was archived. Fields, counts and marks have the same names as in the store."""
 
     name: str
     created_ms: int

@@ -230,7 +230,7 @@ def _value(scalar: Any, kind: str) -> Any:
 
 
 def _swapped(raw: bytes, byteorder: str = sys.byteorder) -> bytes:
-    """Convert between little-endian numbers and those of this machine."""
+    """Convert int32 numbers from little-endian to this machine's byte order, or back."""
     if byteorder == "little":
         return raw
     numbers = array("i", raw)

@@ -9,8 +9,8 @@ with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (as
 has an id beyond its vocabulary (on a CPU, run), but rejects a bias of such an id: the least and the greatest id of a sequence
 get a bias of 0.
 
-A response has a JSON object for each token: 10 MB for 128,000 tokens, and k + 1 times that with the most likely ones. Only
-those of the positions that are read become Python objects, in a thread and one after the other, so that other threads can run.
+A response has a JSON object for each token: 10 MB for 128,000 tokens, and k + 1 times as much with the k most likely tokens.
+Only objects at positions that are read become Python objects, one at a time in a thread, so that other threads can run.
 """
 
 import asyncio
@@ -99,9 +99,9 @@ class Scorer:
     async def score_at(
         self, ids: Sequence[int], positions: Sequence[int], top_k: int = 0, masks: Mapping[int, Kept] = NO_MASKS
     ) -> TokenScores:
-        """Return the logprobs of the ids at these positions, none of which is 0, each given the ids before it.
+        """Return the logprob of the id at each position, given the ids before it. No position may be 0.
 
-        At the positions of `masks`, it is over the tokens of the mask, for which more of the most likely tokens are
+        At the positions of `masks`, the logprob is over the tokens of the mask; for this, more of the most likely tokens are
         requested. Raises NotScored, OtherVocabulary, or TooLong if the sequence leaves no room in the context window.
         """
         if self.window and len(ids) >= self.window:
@@ -116,9 +116,9 @@ class Scorer:
 
 
 def _width(ids: Sequence[int], masks: Mapping[int, Kept]) -> int:
-    """Return the number of likely tokens to request for masks, at most that of the tokens that the engine is known to have.
+    """Return how many likely tokens to request for masks, at most as many as the engine's vocabulary is known to have.
 
-    SGLang 0.5.23 exits if it is to return more tokens than it has (on a CPU, run).
+    SGLang 0.5.23 exits if more tokens are requested than its vocabulary has (on a CPU, run).
     """
     known = chain(ids, chain.from_iterable(kept.ids for kept in masks.values()))
     return min(1 + max(known), max(2 * len(kept.ids) + _MARGIN for kept in masks.values()))
@@ -130,7 +130,7 @@ def _over_masks(
     """Return scores with logprobs over the tokens of masks, and the `top_k` most likely of the `width` tokens.
 
     Raw logprobs differ from logits by a constant, which is the same for all tokens: scaled by the temperature and normalized
-    over the kept tokens they are those of the distribution that was sampled from.
+    over the kept tokens, they are the logprobs of the distribution that was sampled from.
     """
     scores = replace(found, logprobs=[], top_ids=[], top_logprobs=[])
     for at, position in enumerate(positions):
@@ -240,7 +240,7 @@ class _Completion(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """The logprob of a token, of which the other fields are skipped."""
+    """The logprob of a token; its other fields are skipped."""
 
     logprob: float
 
@@ -263,7 +263,7 @@ _PAIRS: Final = msgspec.json.Decoder(list[tuple[float, int, Any]])
 
 
 def _scores(kind: str, answer: bytes, ids: Sequence[int], positions: Sequence[int], top_k: int) -> TokenScores:
-    """Return the scores in a response. Raises NotScored if they are not those of the ids."""
+    """Return the scores in a response. Raises NotScored if they do not match the ids."""
     read = _from_vllm if kind == "vllm" else _from_sglang
     try:
         return read(answer, ids, positions, top_k)

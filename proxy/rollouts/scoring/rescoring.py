@@ -1,11 +1,11 @@
 """The scores of exported rows: each row is scored once, and cached in the store.
 
-Rule 1: scores are of one set of weights. Those of a policy are computed again if its version was announced, or a pause began or
-        ended, while they were computed.
+Rule 1: scores are of one set of weights. Scores of a policy are computed again if, meanwhile, its version was announced, or a
+        pause began or ended.
 Rule 2: a cached value belongs to the ids, the trained positions, the model, and the epoch and version of the weights. Scores
-        are not cached without a version, nor those of a policy in a pause, in which its weights may be newer than the version.
-Rule 3: an error of an engine ends the export or the claim. What was scored before is cached for the next one. A row that no
-        engine can score is refused like one that the format cannot express.
+        are not cached without a version, nor during a pause of the policy: its weights may be newer than the version.
+Rule 3: an error of an engine ends the export or the claim. Rows that are scored before it are cached for the next one. A row
+        that no engine can score is refused like one that the format cannot express.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ ReadText = Callable[[str, Sequence[int]], Awaitable[str | None]]  # of ids at th
 POLICY: Final = "policy"  # the engines of the policy that sampled a row
 _ATTEMPTS: Final = 3  # while the weights change
 _MANY: Final = 20_000  # values that are checked in some milliseconds
-_COMPARED: Final = 16  # ids, evenly distributed over those of a row: a vocabulary differs in nearly all of its ids
-_FEW: Final = 20  # tokens whose scores are no evidence
+_COMPARED: Final = 16  # ids, evenly distributed over a row: another vocabulary differs in nearly all of its ids
+_FEW: Final = 20  # scores of fewer tokens are no evidence
 _NATS: Final = 10.0  # a teacher that gives each token e^-10 of its probability teaches nothing
 _LANE: Final = "rescore"  # in the fair queues of endpoints, as if all requests were of one rollout
 _KNOWN_S: Final = 60  # the models and the context window of an engine are read again after this time
@@ -79,7 +79,7 @@ class ScoringEngines:
     """The endpoints of one scorer.
 
     `model` is the name of its model, None for the first one that an engine lists; `version` is the configured version of its
-    weights. `is_policy`: the endpoints are those of the calls, and the model is that of a row.
+    weights. `is_policy`: the endpoints that serve calls score each row, with the model that sampled it.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ScoreCache:
 
 
 class Rescorers:
-    """The scorers of one process by name: `policy`, and those of the settings."""
+    """The scorers of one process by name: `policy`, and the configured ones."""
 
     def __init__(self, scorers: Mapping[str, ScoringEngines], cache: ScoreCache, read_text: ReadText) -> None:
         self._scorers = scorers

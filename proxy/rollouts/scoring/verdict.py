@@ -198,7 +198,7 @@ def _span(span: Mapping[str, Any]) -> SampledSpan:
 
 
 def _kept(masks: Any, spans: Sequence[SampledSpan]) -> Mapping[int, Kept]:
-    """Return the tokens of the masks by position, in spans whose logprobs are over them. Raises ValueError for invalid ones."""
+    """Return the tokens of masks by position, in spans with logprobs over the mask. Raises ValueError for invalid masks."""
     found = {}
     for span in spans:
         if span.over == "mask":
