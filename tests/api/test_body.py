@@ -92,7 +92,7 @@ def test_only_integers_beyond_64_bits_are_rejected(text, refused):
     )
 )
 def test_integers_are_distinguished_from_floats_and_strings(literals):
-    """The result is that of Python's parser, which keeps integers of any length."""
+    """Python's parser, which keeps integers of any length, has the same result."""
     text = b'{"a":[' + ",".join(literals).encode() + b"]}"
     expected = json.loads(text)
     if any(type(value) is int and not -(2**63) <= value < 2**64 for value in expected["a"]):

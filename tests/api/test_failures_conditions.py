@@ -108,7 +108,7 @@ async def test_the_state_of_a_rollout_has_one_status(store, engine, http, terms,
     [(None, 401, "invalid_api_key"), ("bad", 401, "invalid_api_key"), (OTHER_ID, 403, "forbidden")],
 )
 async def test_a_key_that_does_not_permit_a_call_has_one_status(store, engine, http, key, status, code):
-    """No key, an unknown one, and that of another rollout."""
+    """The call has no key, an unknown key, or the key of another rollout."""
     async with opened(engine, store) as served:
         if key == OTHER_ID:
             other = await store.open(OTHER_ID, {}, now_ms=1)

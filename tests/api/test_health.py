@@ -26,7 +26,7 @@ async def test_ready_requires_the_store(proxy, store):
 
 @pytest.mark.parametrize(("is_strict", "status", "word"), [(False, 200, "ready"), (True, 503, "not ready")])
 async def test_ready_requires_an_engine_only_with_ready_requires_engine(store, http, is_strict, status, word):
-    """While the only engine reloads, a load balancer keeps the replica, whose calls are 503 with Retry-After."""
+    """A load balancer keeps the replica while the only engine reloads; calls then get 503 with Retry-After."""
     engines = {"eject_after": 1, "health_interval_s": 0.01}
     sections = {"ready_requires_engine": is_strict, "engines": engines}
     async with proxying("http://127.0.0.1:9", store, **sections) as served:

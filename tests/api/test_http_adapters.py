@@ -1,4 +1,4 @@
-"""Routes whose calls come in several shapes."""
+"""Routes that accept calls in several shapes."""
 
 import pytest
 

@@ -172,12 +172,12 @@ class Held:
 
 READS = st.tuples(
     st.integers(0, 3), st.integers(1, 2**17), st.sampled_from(["stream", "cumulative", "whole"])
-)  # of a call: items of a list, and of which response
+)  # of a call: items of a list, and the kind of response
 
 
 @given(st.lists(st.integers(0, 10**5), min_size=4, max_size=4), st.lists(READS, max_size=20))
 async def test_the_bytes_in_flight_are_those_of_the_calls_in_flight(memory_limit, sizes, reads):
-    """Those of their requests, of their responses, and of what parsing these takes; none are left at the end."""
+    """Calls count the bytes of requests and responses, and the memory for parsing responses; none are left at the end."""
     calls = [Held(size) for size in sizes]
     for call in calls:
         memory_limit.add(call)

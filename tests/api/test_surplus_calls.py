@@ -1,4 +1,4 @@
-"""The cut of calls whose rollouts are surplus."""
+"""Surplus rollouts: their calls are cut."""
 
 import pytest
 from prometheus_client import CollectorRegistry

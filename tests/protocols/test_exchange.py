@@ -38,7 +38,7 @@ def normal(response: bytes) -> bytes:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_stripping_restores_the_plain_response_byte_for_byte(pair):
-    """Without the fields that TokenTape injects, the response equals that of a request without injection."""
+    """Without the fields that TokenTape injects, the response equals one to a request without injection."""
     plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
     # The servers of this set send usage with each event, requested or not (tests/cassettes/README.md).
     traits = Traits("vllm", "0.32.0", forces_usage=pair.startswith("pairs_hermes/"))
@@ -60,7 +60,7 @@ def test_stripping_restores_the_plain_response_byte_for_byte(pair):
 
 @pytest.mark.parametrize("pair", sorted(name.removesuffix("_inj") for name in names("recorded/*_inj")))
 def test_stripping_removes_the_usage_that_was_injected(pair):
-    """The bytes equal those of a plain call without usage, streamed too; the fingerprint is on the finish chunk again.
+    """The bytes equal a plain call's without usage, streamed too; the fingerprint is on the finish chunk again.
 
     Recorded with --stream-interval=64: otherwise two runs of the engine group tokens into different events.
     """
@@ -401,7 +401,7 @@ def test_of_an_aborted_call_a_long_response_is_parsed_if_all_of_it_arrived(is_re
 
 
 def test_a_stream_that_ends_because_it_was_aborted_is_partial():
-    """Without the abort, a stream whose terminal event arrived is complete."""
+    """Without the abort, a stream is complete if its terminal event arrived."""
     response = b"data: " + native_response(3) + b"\n\ndata: [DONE]\n\n"
     steps = []
     for is_aborted in (True, False):

@@ -62,7 +62,7 @@ def usage_before(**fields: object) -> Change:
 
 
 def cumulative(chunks: list[dict]) -> None:
-    """Make each event's token ids those of all events so far, instead of its own."""
+    """Give each event the token ids of all events so far, instead of its own."""
     seen: list[int] = []
     for chunk in chunks:
         for item in chunk["choices"]:

@@ -104,7 +104,7 @@ def test_lists_that_are_parsed_apart_are_those_of_the_whole(body, ids):
 
 @given(bodies(), st.lists(st.integers(0, 200_000), max_size=4))
 def test_the_weight_of_a_response_does_not_depend_on_the_known_prompt(body, ids):
-    """It is that of all its characters, and at most a comma more; the bytes of the known prompt are not parsed."""
+    """It is the weight of all characters, and at most a comma more; the bytes of the known prompt are not parsed."""
     known = KnownPrompt(orjson.dumps(ids)[1:-1], pack_ids(ids))
     received = Exchange(PLAN, 200, "application/json").response
     for half in (body[: len(body) // 2], body[len(body) // 2 :]):

@@ -73,7 +73,7 @@ def entries(draw):
 
 @st.composite
 def events(draw):
-    """Draw events of a few shapes, most of which repeat the one before."""
+    """Draw events of a few shapes; most events repeat the one before."""
     head, index = draw(st.sampled_from(HEADS)), draw(st.sampled_from([0, 0, 0, 1]))
     form = draw(st.sampled_from(['"content":"%s"', '"reasoning":"%s"', '"role":"assistant","content":"%s"', "",
         '"content":"%s","reasoning":null', '"tool_calls":[{"index":0,"function":{"arguments":"%s"}}]',

@@ -67,7 +67,7 @@ def test_alternatives_are_requested_as_token_ids(top_logprobs):
     ],
 )
 def test_logprobs_are_null_if_a_token_has_no_text(ids, entry):
-    """The engine's text could be that of another token."""
+    """The engine's text could belong to another token."""
     choice = {"index": 0, "logprobs": {"content": [entry]}}
     tokens = Tokens([1], (Sampled(0, None, ids, None, "stop", None),))
     annotations = TokenAnnotations(lambda ids: ["<7>" if token == 7 else None for token in ids])

@@ -8,7 +8,7 @@ from tests.support.session import engine_options, proxy, sections  # noqa: F401
 
 @pytest.fixture
 def drifting(engine):
-    """An engine whose second prompt lacks a sampled token."""
+    """An engine that omits a sampled token from the second prompt."""
     return DriftingEngine(engine)
 
 

@@ -17,7 +17,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def proxy(store, engine):
-    """A proxy whose rollout r1 has a limit of two steps."""
+    """A proxy with a limit of two steps for rollout r1."""
     await store.open("r1", write_fields({"limits": {"max_steps": 2}}), now_ms=1)
     engine.plays(load("chat_ids_lp"))
     async with proxying(engine.url, store) as served:

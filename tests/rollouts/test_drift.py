@@ -21,7 +21,7 @@ def no_early_lookups(monkeypatch):
 
 
 async def test_a_boundary_has_the_ids_texts_and_kind(rollout):
-    """The texts are those of the engine."""
+    """The engine decodes the texts."""
     await rollout.two_turns()
     drift = await rollout.boundary()
 
@@ -125,7 +125,7 @@ async def test_drift_is_counted_when_the_rollout_is_finished(rollout):
 
 
 async def test_stored_texts_are_not_looked_up_again(rollout, store, drifting):
-    """The kind is that of the stored texts."""
+    """The stored texts determine the kind."""
     drifting.detokenize = same
     await rollout.two_turns()
     await wait_for_texts(store, 1)

@@ -11,7 +11,7 @@ from proxy.rollouts.drift import Coalescer, DriftReporter
 
 @pytest.fixture
 def drifting(engine):
-    """An engine whose second prompt has what it sampled in other tokens."""
+    """An engine that renders the sampled reply as other tokens in the second prompt."""
     drifting_engine = DriftingEngine(engine)
     drifting_engine.detokenize = same
     return drifting_engine

@@ -239,7 +239,7 @@ async def test_of_ten_thousand_rollouts_those_that_are_due_are_finished_once(sto
 
 
 class Flaky:
-    """A part of a store whose commands fail, before or after the server executed them, in the order that a test drew."""
+    """A part of a store. Its commands fail before or after the server executes them, in the order that a test drew."""
 
     def __init__(self, part, failures) -> None:
         self._part, self._failures = part, failures

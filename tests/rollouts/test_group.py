@@ -99,7 +99,7 @@ def test_a_batch_is_read_as_it_was_written():
 
 
 def test_a_batch_of_a_named_policy_has_its_groups_in_the_queue_of_the_policy():
-    """That of the default policy is stored without its name."""
+    """A batch of the default policy is stored without a policy's name."""
     batch = read_batch(StoredEntity("b", "i", 1, 1, write_batch("t", "planner", [QueuedGroup("g", "5-0", b"")]), {}))
 
     assert ("planner", (QueuedGroup("g", "5-0", b"", "planner"),)) == (batch.policy, batch.held)

@@ -79,7 +79,7 @@ async def test_a_claim_that_is_never_undone_supersedes_those_after_the_first_of_
 
 
 class Turns:
-    """A store whose changes wait for their turn; `names` has those that wait."""
+    """A store that delays changes until a test permits them; `waiting` has a future for each client."""
 
     def __init__(self, store) -> None:
         self._store = store

@@ -50,7 +50,7 @@ def test_an_older_announcement_does_not_replace_a_newer_one():
 
 
 def test_each_policy_has_its_own_version():
-    """That of the policy `default` is announced under the name that it had before policies had names."""
+    """The version of the policy `default` is announced under the same name as before policies had names."""
     announcements = notices("7", 1) | {"policy:planner": Announcement(orjson.dumps("2"), 3)}
     policies = policies_of(TWO)
     policies.apply(announcements)

@@ -20,7 +20,7 @@ LONGEST_S = 0.02  # of CPU time, on a slow machine
 
 @pytest.fixture
 async def long_engine():
-    """An engine whose prompts have 200,000 tokens; it renders the sampled turns with other ids."""
+    """An engine with prompts of 200,000 tokens; it renders the sampled turns with other ids."""
     async with tapped() as engine:
         prompt = list(range(1, TOKENS))
 

@@ -223,7 +223,7 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
 
 
 async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, store, live):
-    """Also if the store had the step already, whose reply was not received."""
+    """This includes a step that the store has already, if the recorder did not receive the store's reply."""
     for turns in range(1, 60):
         recording = asyncio.ensure_future(recorder.record(step(turns), live, body_bytes=10, work_bytes=10))
         for _ in range(turns):
@@ -402,7 +402,7 @@ async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, l
 
 
 async def journaled(store, live, tmp_path, number=1):
-    """Return a recorder whose journal contains a step."""
+    """Return a recorder with a step in its journal."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once"}
     await recorder.record(step(number, range(1000)), live, body_bytes=10, work_bytes=10)
@@ -453,7 +453,7 @@ async def expire(store, name="r1"):
 
 @pytest.fixture
 async def mortal(server):
-    """An empty store whose rollouts expire."""
+    """An empty store that expires rollouts."""
     opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8), ttl_s=1000))
     yield FailingStore(opened)
     await opened.close()

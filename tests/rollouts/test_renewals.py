@@ -25,7 +25,7 @@ TIMEOUT_S = 50
 
 @pytest.fixture
 async def mortal(server):
-    """An empty store whose rollouts expire."""
+    """An empty store that expires rollouts."""
     opened = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8), ttl_s=TTL_S))
     yield FailingStore(opened)
     await opened.close()

@@ -118,7 +118,7 @@ def test_the_longest_response_of_a_rollout_counts():
 
 
 def test_the_steps_of_a_rewarded_thread_are_an_episode():
-    """Its penalty is that of its own length."""
+    """The penalty of the thread depends on its own length."""
     steps = [replace(step, thread=name) for step, name in zip(STEPS, ("main", "a", "main"), strict=False)]
     facts = replace(FACTS, reward=1.0, step_rewards={}, thread_rewards={"a": 0.5, "other": 9.0})
     whole, of_thread = episodes(steps, facts, Options())

@@ -192,7 +192,7 @@ def test_the_order_of_request_fields_is_preserved():
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], [[1, 2, 3], [4]], [1.0, 2, 3], [True, 2, 3], [[1, 2, 3], [4.0]]])
 def test_prompts_of_token_ids_are_preserved(prompt):
-    """Also lists whose numbers only compare equal to the recorded ids: 1.0, true."""
+    """Lists with numbers that only compare equal to the recorded ids (1.0, true) are preserved, too."""
     step = a_step(request={"prompt": prompt}, prompts=(array("i", [1, 2, 3]), array("i", [4])))
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks))
@@ -299,7 +299,7 @@ def test_recorded_requests_and_responses_of_vllm_round_trip():
 
 @pytest.mark.parametrize(("depth", "is_kept"), [(200, True), (225, True), (240, False), (900, False)])
 def test_a_response_that_is_nested_too_deeply_for_json_is_dropped_and_flagged(depth, is_kept):
-    """orjson's limit is 254 levels, of which a page of the UI adds a few."""
+    """orjson's limit is 254 levels; a page of the UI adds a few."""
     deep: list = []
     for _ in range(depth):
         deep = [deep]

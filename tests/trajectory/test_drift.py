@@ -193,7 +193,7 @@ def test_incomplete_characters_are_not_compared(expected, found):
 @pytest.mark.parametrize(
     ("prompt", "sent_back", "kind"),
     [
-        ([1] * 9 + [3, 10, 11], REPLY, "reasoning_stripped"),  # it may open the reply, whose thoughts the agent dropped
+        ([1] * 9 + [3, 10, 11], REPLY, "reasoning_stripped"),  # it may open the reply; the agent dropped its thoughts
         ([1] * 10 + [2, 11], REPLY, "reasoning_stripped"),
         ([1] * 10 + [2, 11], {**REPLY, "content": "reply\n"}, "reasoning_stripped"),
         ([3] * 11, THINKING, "template"),  # far from the reply

@@ -1,4 +1,4 @@
-"""The last steps of rollouts, in bounded memory: the windows of ids whose texts decide a kind of drift."""
+"""The last steps of rollouts, in bounded memory: texts of windows of ids decide a kind of drift."""
 
 import pytest
 from tests.support.forests import make_step
@@ -41,7 +41,7 @@ def test_the_window_equals_that_of_the_rollouts_drift(prompt):
 
 
 def test_a_repeated_earlier_call_hides_no_drift_of_a_later_reply():
-    """The prompt continues the ids of the newest step, a retry of the first call; it differs from those of the second."""
+    """The prompt continues the newest step, a retry of the first call, but differs from the ids of the second call."""
     two, opened = {**REPLY, "content": "two"}, [*OPENED, 50, 51, 52, *OPENED]
     second = call("b", opened, [[60, 61, 62]], [ASK, REPLY, MORE], two)
     third = call("d", [*opened, 60, 99, 62, 2], [[70]], [ASK, REPLY, MORE, two, MORE], REPLY)

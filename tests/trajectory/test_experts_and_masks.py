@@ -121,7 +121,7 @@ def test_experts_are_read_if_they_are_those_of_each_token(experts, count, found)
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6))
 def test_experts_of_two_steps_join_without_a_gap_or_not_at_all(first, second, start):
-    """Each token has those of the first step that has it."""
+    """Each token has the experts of the first step that has the token."""
     before = ExpertRows(bytes(range(first)), first, (1,), "uint8")
     after = ExpertRows(bytes(range(100, 100 + second)), second, (1,), "uint8")
     joined = join_experts([(0, before), (start, after)])

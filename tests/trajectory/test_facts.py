@@ -51,7 +51,7 @@ def test_facts_of_one_row_or_without_a_reward_are_not_divided():
 
 
 def test_rows_of_a_rewarded_thread_have_its_reward_and_advantage():
-    """Other rows have those of the rollout; rows that have one reward share it, if it is split."""
+    """Other rows have the rollout's reward and advantage; rows that have one reward share it, if it is split."""
     facts = RolloutFacts(
         "r", reward=1.0, advantages=0.5, thread_rewards={"main": 3.0, "a": 1.0}, thread_advantages={"main": 2.0}
     )

@@ -125,7 +125,7 @@ NAMED = st.lists(st.sampled_from(["a", "b", "c" * 32]), max_size=3)
 
 @given(NAMED, NAMED, st.integers(1, 6))
 def test_ids_differ_where_images_differ(mine, others, length):
-    """A prompt begins with another one only if its images begin with those of the other one."""
+    """A prompt begins with another one only if its images begin with the other's images."""
     prompts = []
     for names in (mine, others):
         ids = [1, *(token for _ in names for token in ([PAD] * length + [2]))]
@@ -205,5 +205,5 @@ def test_places_that_are_none_of_a_value_raise(places):
 
 
 def test_an_image_has_the_name_of_its_block():
-    """A chain of one piece, whose name is not computed again when its data is stored."""
+    """A chain of one piece. Its name is not computed again when its data is stored."""
     assert names_in([message(part("data:,AAAA"))]) == [names_of(IMAGE, [b"AAAA"])[0].hex()]

@@ -55,7 +55,7 @@ def test_the_steps_before_do_not_change_the_opening_of_a_step(drawn):
 
 
 def test_a_prompt_may_have_any_characters():
-    """Digits are those of ASCII; a lone surrogate is a question mark."""
+    """Digits are ASCII digits; a lone surrogate is a question mark."""
     assert System("Il est 12 h — é\ud800").key == System("Il est 3 h — é?").key
     assert {"Il", "est", "h"} == System("Il est 12 h").words
 

@@ -96,7 +96,7 @@ def test_a_head_of_this_version_is_read():
 
 @given(st.sampled_from(paths(HEAD)), JSON | st.integers(-3, 3) | st.sampled_from([None, 1.5, True, 2**63, "f", [], {}]))
 def test_another_value_that_is_dropped_changes_nothing_else(path, value):
-    """A head whose values all have their types is read in one pass, any other value by value; with one result."""
+    """A head with only values of the right types is read in one pass, any other value by value; with one result."""
     head = with_value(path, value)
     try:
         found = read(head)

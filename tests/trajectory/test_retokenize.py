@@ -16,7 +16,7 @@ OPEN, CLOSE = 1, 2
 
 
 class Letters:
-    """A tokenizer whose tokens are letters; with `forgets`, its template renders replies in the history differently."""
+    """A tokenizer with letters as tokens; with `forgets`, its template renders replies in the history differently."""
 
     def __init__(self, *, forgets: bool = False, refuses: bool = False) -> None:
         self.forgets, self.refuses = forgets, refuses

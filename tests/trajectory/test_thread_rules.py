@@ -259,7 +259,7 @@ def test_no_rule_of_any_preset_has_a_call_of_a_main_thread_or_a_sub_agent(agent)
 
 
 def kinds(preset, *steps):
-    """Return the kind of each step's thread without rules, and with those of a preset."""
+    """Return the kind of each step's thread, without rules and with a preset's rules."""
     return [
         [find_threads(steps, rules).of[step.step_id].kind for step in steps] for rules in ((), PRESETS[preset].rules)
     ]

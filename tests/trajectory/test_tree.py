@@ -1,4 +1,4 @@
-"""The tree: a step is the child of the step whose token ids its prompt continues."""
+"""The tree: a step's parent is the step with the token ids that its prompt continues."""
 
 import tracemalloc
 from array import array
@@ -171,7 +171,7 @@ def test_a_call_with_a_continued_choice_is_not_superseded():
 
 @st.composite
 def long_rollouts(draw):
-    """Draw steps whose prompts span several stored pieces and end near the end of a piece."""
+    """Draw steps with prompts that span several stored pieces and end near the end of a piece."""
     run = st.builds(
         lambda token, count: [token] * count,
         st.sampled_from([1, 256]),
@@ -218,7 +218,7 @@ def test_the_parent_is_the_node_with_the_longest_matching_full_ids(kept, steps):
 
 @st.composite
 def growing_rollouts(draw):
-    """Draw steps of which most continue the one before, up to an id; some are retries."""
+    """Draw steps. Most continue the step before, up to an id; some are retries."""
     run = st.builds(lambda token, count: [token] * count, st.sampled_from([1, 256]), st.sampled_from([0, 1, 255, 257]))
     steps, full = [], []
     for number in range(draw(st.integers(1, 6))):
@@ -248,7 +248,7 @@ def test_only_a_rollout_of_one_path_has_no_index(prompt, takes_index):
 
 
 def with_images(step_id, prompt, *names, token=9, **facts):
-    """Return a step with these images, whose placeholder is 9."""
+    """Return a step with these images and the placeholder `token`."""
     extra = {"request_key": step_id, "images": {"ids": list(names), "token": token}}
     return make_step(step_id, prompt, [int(step_id, 36)], **{"extra": extra, **facts})
 

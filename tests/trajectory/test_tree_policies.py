@@ -23,7 +23,7 @@ TEXTS = ("ask", "more")
 
 @st.composite
 def conversations(draw):
-    """Draw chat steps whose messages continue earlier ones, with prompts that continue their ids or drift from them."""
+    """Draw chat steps. Their messages continue earlier ones; their prompts continue the earlier ids or drift from them."""
     steps, known = [], [([], [])]
     for number in range(draw(st.integers(1, 8))):
         messages, ids = draw(st.sampled_from(known))
@@ -40,7 +40,7 @@ def conversations(draw):
 
 @st.composite
 def retried(draw):
-    """Draw rollouts, some of whose calls are declared as retries of others."""
+    """Draw rollouts. Some calls are declared as retries of others."""
     steps = draw(st.one_of(rollouts(), conversations()))
     names = [step.step_id for step in steps]
     extras = st.sampled_from([{}, {}, {"attempt": 1}, {"attempt": 2}, *({"retry_of": name} for name in names)])
@@ -54,7 +54,7 @@ def retried(draw):
 
 @st.composite
 def of_policies(draw):
-    """Draw rollouts whose steps are of one or several policies; also as they are read from the store."""
+    """Draw rollouts with steps of one or several policies, or the same rollouts as they are read from the store."""
     steps = [replace(step, policy=draw(st.sampled_from(POLICIES))) for step in draw(retried())]
     return read_back(steps) if draw(st.booleans()) else steps
 

@@ -12,7 +12,7 @@ async def posted(proxy, rollout, route, info):
 
 
 async def test_a_task_posts_the_reward_of_the_session_that_its_agent_called(proxy):
-    """The agent's base URL is that of the session; the metadata has the whole `reward_info`."""
+    """The agent calls the session's base URL; the metadata has the whole `reward_info`."""
     await proxy.post("/rollouts", {"rollout_id": "s1", "metadata": {"task": 7}})
     body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
     called = await proxy.post("/sessions/s1/v1/chat/completions", body)

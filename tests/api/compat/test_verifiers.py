@@ -73,7 +73,7 @@ def approximately(tokens):
 
 
 async def test_vf_1_a_client_that_sets_the_flags_gets_ids_logprobs_and_named_tokens(store, engine, http):
-    """The response is that of vLLM to the same flags."""
+    """vLLM returns the same response to the same flags."""
     recorded = load("chat_ids_lp_asids")
     engine.plays(recorded)
     async with proxying(engine.url, store) as served:

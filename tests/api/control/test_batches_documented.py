@@ -16,7 +16,7 @@ CLAIM, ENDS = (
 
 
 def shape(value):
-    """Return the fields of a value at any depth; of a list, those of its items."""
+    """Return the fields of a value at any depth; for a list, the fields of its first item."""
     if isinstance(value, dict):
         return {name: shape(inner) for name, inner in value.items()}
     return [shape(inner) for inner in value[:1]] if isinstance(value, list) else None

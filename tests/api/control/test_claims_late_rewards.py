@@ -1,4 +1,4 @@
-"""Groups whose rewards are set after their rollouts were finished."""
+"""Groups that get their rewards after their rollouts were finished."""
 
 import asyncio
 

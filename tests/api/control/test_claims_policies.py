@@ -118,7 +118,7 @@ async def test_a_claim_names_one_policy_that_is_trained(proxy):
 
 
 async def test_a_claim_for_a_policy_that_no_group_has_is_empty(proxy):
-    """The counts of groups that wait are those of the policy."""
+    """The response counts only groups of the policy as waiting."""
     await record(proxy, "g", ["coder"], ["coder"])
     claimed = await proxy.claim(policy="planner")
 
@@ -140,7 +140,7 @@ async def test_a_group_without_steps_of_a_trained_policy_is_for_all_of_them(prox
 
 
 async def test_a_member_without_steps_of_the_policy_is_skipped_with_the_reason(proxy):
-    """Its steps are, too, as those of other policies of all members. With members=all its group is refused."""
+    """Steps of other policies are skipped in every member. With members=all the claim refuses the group."""
     first, second, last = await record(proxy, "g", BOTH, ["coder"], ["planner", "coder"])
     refused = await proxy.claim(policy="planner", members="all")
     (group,) = (await proxy.claim(policy="planner"))["groups"]

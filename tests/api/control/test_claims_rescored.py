@@ -1,4 +1,4 @@
-"""Claims of groups whose rows have the logprobs of another engine."""
+"""Claims of groups with the logprobs of another engine in their rows."""
 
 import asyncio
 
@@ -66,7 +66,7 @@ async def test_a_group_with_a_row_that_cannot_be_scored_is_refused(proxy, teache
 
 
 async def test_the_groups_of_a_claim_are_scored_at_the_same_time(proxy, teacher):
-    """Also those of an exact claim; the order of the groups is that of the queue."""
+    """An exact claim does so, too; the groups keep the order of the queue."""
     for exact in (False, True):
         names = [f"{name}-{exact}" for name in "abc"]
         for name in names:

@@ -115,7 +115,7 @@ async def test_damaged_announcements_and_notes_stop_no_call_and_no_claim(proxy, 
 
 
 async def test_a_damaged_attempt_is_sent_again(proxy, store):
-    """As a call whose earlier attempt is not known."""
+    """The proxy sends it as if it knew no earlier attempt."""
     path, headers = "/rollouts/r1/v1/chat/completions", {"Idempotency-Key": "k"}
     await proxy.post(path, BODY, headers=headers)
     marks = [name for name in await store.marks("r1") if name.startswith("attempt:")]

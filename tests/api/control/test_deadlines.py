@@ -38,7 +38,7 @@ def sweepless(monkeypatch):
 
 @pytest.fixture
 async def replicas(store, engine, http):
-    """Two replicas with one store, whose engine responds while `engine.hold` is set."""
+    """Two replicas with one store; the engine responds while `engine.hold` is set."""
     engine.hold = asyncio.Event()
     engine.hold.set()
 
@@ -195,7 +195,7 @@ async def test_a_rollout_is_not_idle_before_its_first_call(replicas, store, fast
     ],
 )  # fmt: skip
 async def test_rollouts_of_a_group_have_an_idle_limit_by_default(store, http, sweepless, section, terms, shown):
-    """That of the settings, so that an agent that dies does not keep its group open; other rollouts have none."""
+    """The settings limit them, so that a dead agent does not keep its group open; other rollouts have no limit."""
     async with running(settings_for(None, groups=section), store) as served:
         proxy = Session(http, served.url)
         group = (await proxy.post("/groups", {"size": 1, **terms})).json["rollouts"][0]

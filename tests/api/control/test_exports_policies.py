@@ -50,7 +50,7 @@ async def test_steps_of_policies_that_are_not_trained_are_skipped_with_the_reaso
 
 
 async def test_policy_selects_the_steps_of_one_policy(proxy):
-    """Also of one that is not trained, and of the policy `default`, whose rows do not name it."""
+    """The policy may be untrained, or `default`, which rows do not name."""
     steps = await record(proxy, "r1", "planner", "judge", "other")
     for policy, step in zip(("planner", "judge", "default"), steps, strict=True):
         for form in ("sequences", "steps"):
@@ -108,7 +108,7 @@ async def test_a_format_with_one_row_names_policy_if_there_are_several(proxy):
 
 @pytest.mark.parametrize("form", [name for name in FORMATS if name not in {"verl_dataproto", "marin"}])
 async def test_rewards_and_advantages_of_steps_of_other_policies_change_nothing(proxy, form):
-    """The rows are those of a rollout in which the other policies have no call."""
+    """The response does not change when steps of the other policy get rewards and advantages."""
     planned, judged = await record(proxy, "r1", "planner", "judge")
     await proxy.patch("/rollouts/r1", {"reward": 1.0, "metadata": {"env_name": "test"}})
     await proxy.put("/policies/planner", {"version": 1})
@@ -159,7 +159,7 @@ async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_tra
 
 
 async def test_steps_and_nodes_of_the_tree_name_their_policy_and_model(proxy):
-    """Unless it is the policy `default`; branches and owners are those of the default export."""
+    """The policy `default` is not named. Branches and owners equal the default export's."""
     await record(proxy, "r1", "planner", "judge", "other")
     steps = await proxy.steps("r1")
     nodes = (await proxy.get("/rollouts/r1/tree")).json["nodes"]

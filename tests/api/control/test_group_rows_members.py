@@ -58,7 +58,7 @@ async def test_an_estimated_advantage_requires_a_reward(advantage):
 
 
 async def test_rewards_of_steps_replace_the_reward_of_a_rollout_if_the_format_takes_them():
-    """A rollout whose steps have no rewards where the format needs them is omitted."""
+    """A rollout without rewards of its steps is omitted if the format needs them."""
     group = [
         (replace(rollout, step_rewards=given), steps)
         for (rollout, steps), given in zip(

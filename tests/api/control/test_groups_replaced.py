@@ -77,7 +77,7 @@ async def test_repeated_and_concurrent_finishes_replace_a_rollout_once(proxy, st
 
 
 async def test_a_rollout_that_is_finished_by_its_deadline_is_replaced(proxy):
-    """The group shows the key of the replacement, for whose first call the time begins again."""
+    """The group shows the key of the replacement; the time until its first call begins again."""
     (member,) = await opened(proxy, start_s=0.05)
     async with asyncio.timeout(50):
         while not (shown := (await proxy.get("/groups/g")).json["rollouts"])[0].get("replaced_by"):

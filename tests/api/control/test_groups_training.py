@@ -47,7 +47,7 @@ async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, 
 
 
 async def test_refused_groups_are_counted_by_reason(proxy):
-    """Each time that a claim refuses one; those of other policies are not."""
+    """Each refusal by a claim counts; refusals for other policies do not."""
     await opened(proxy, "unrewarded", [None, 1], 3)
     for _ in range(2):
         await proxy.claim(members="all", format="scored_data")

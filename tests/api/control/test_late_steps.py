@@ -16,7 +16,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def proxy(store, engine, http):
-    """A proxy whose engine responds while `engine.hold` is set."""
+    """A proxy; its engine responds while `engine.hold` is set."""
     engine.hold = asyncio.Event()
     engine.hold.set()
 

@@ -40,7 +40,7 @@ def query_for(advantage="given", penalty=None, **options):
 
 
 async def outcomes_of(query, *members):
-    """Return the outcomes of rollouts whose store has these steps, or raises these errors."""
+    """Return the outcomes of rollouts. Reading a member's steps returns them, or raises the exception in their place."""
     by_name = {rollout.rollout_id: steps for rollout, steps in members}
 
     async def read_steps(_store, rollout, *, whole):
@@ -75,7 +75,7 @@ async def test_a_rollout_without_a_reward_has_no_advantage_and_is_not_in_the_bas
 
 
 def test_an_agent_named_as_a_kind_is_not_compared_with_threads_of_the_kind():
-    """Threads are compared with those of their kind, or of the same agent."""
+    """A thread is compared with threads of its kind, or with threads of its agent."""
     threads = [{"sub-agent": 1.0, "sub-agent:0a": 5.0}, {"sub-agent": 0.0, "sub-agent:0b": 7.0}]
     rollouts = [structs.replace(played(f"r{n}")[0], thread_rewards=given) for n, given in enumerate(threads)]
     found = estimated([Outcome(rollout) for rollout in rollouts], "dr_grpo")
@@ -106,7 +106,7 @@ async def test_step_gives_each_turn_its_discounted_reward_to_go():
 
 
 async def test_a_discount_estimates_the_returns_of_turns_over_the_group():
-    """The mean return of the first rollout is 2.5, that of the second 0."""
+    """The first rollout has the mean return 2.5, the second 0."""
     members = [played("r0", 1.0, 2.0), played("r1", None, reward=0.0)]
 
     assert [{"r0-0": 1.75, "r0-1": 0.75}, {"r1-0": -1.25}] == advantages(
@@ -181,7 +181,7 @@ async def test_a_rollout_alone_has_the_advantages_of_its_turns():
 
 
 async def test_the_advantages_of_a_large_batch_are_estimated_in_a_thread(monkeypatch):
-    """Those of a small one are not."""
+    """A small batch is estimated in the event loop's thread."""
     threads = []
 
     def record(rewards):

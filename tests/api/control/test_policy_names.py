@@ -97,7 +97,7 @@ async def test_the_pause_of_the_default_policy_holds_no_named_policy(proxy):
 
 @pytest.fixture
 async def fleet(store, http, engine):
-    """Two proxies with one store, whose engine answers calls of `judge` and none of `planner`."""
+    """Two proxies with one store and one engine, which answers calls of `judge` and none of `planner`."""
     answered = load("chat_ids_lp").response
 
     async def respond(request, body):
@@ -119,7 +119,7 @@ async def fleet(store, http, engine):
 
 
 async def test_a_drain_waits_for_the_calls_of_its_policy_only(fleet, engine):
-    """`in_flight` and `drained` are those of the policy, from any process."""
+    """`in_flight` and `drained` count the policy's calls, in any process."""
     call = asyncio.create_task(
         fleet.send(0, "/rollouts/p/v1/chat/completions", {"model": "planner", "messages": MESSAGES})
     )
@@ -222,7 +222,7 @@ async def test_a_model_that_no_policy_lists_is_logged_once(proxy, store, caplog)
 
 
 async def test_a_process_without_the_policies_records_and_pauses_their_calls_as_default(proxy, store, http, engine):
-    """All processes of a store need the same policies; `GET /policies` shows those of the process."""
+    """All processes of a store need the same policies; `GET /policies` shows the policies of the responding process."""
     engine.plays(load("chat_ids_lp"))
     path, body = "/rollouts/{}/v1/chat/completions", {"model": "planner", "messages": MESSAGES}
     async with running(settings_for(engine.url), store) as other:

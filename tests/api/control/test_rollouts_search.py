@@ -1,4 +1,4 @@
-"""`GET /search`: rollouts whose prompts, replies or errors have a text."""
+"""`GET /search`: rollouts that have a text in a prompt, a reply or an error."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from storage.types import StepWrite
 
 @pytest.fixture
 async def recorded(proxy):
-    """Rollouts `r0` to `r39`, of which every tenth has another prompt; the newest of these is finished."""
+    """Rollouts `r0` to `r39`. Every tenth has another prompt, and the newest of these is finished."""
     for number in range(40):
         content = f"The needle {number}" if number % 10 == 0 else "Hello"
         body = {"model": "policy", "messages": [{"role": "user", "content": content}], "max_tokens": 4}

@@ -186,7 +186,7 @@ async def test_translated_dialects_have_the_same_images(proxy, store, path, body
 
 
 async def test_rows_name_the_places_of_images_in_order(proxy):
-    """Repeated images and those of tool results have places of their own; http URLs are not fetched."""
+    """Each repeated image and each image of a tool result has its own place; http URLs are not fetched."""
     first = await proxy.chat("r1", ASK, max_tokens=3)
     tool = {"role": "tool", "tool_call_id": "c", "content": [text("Done."), image(url_of(TWO)), image(url_of(ONE))]}
     second = [ASK, first.message, tool, user(image(WEB))]

@@ -1,4 +1,4 @@
-"""The texts of a step's tokens: recorded strings, those of the tokenizer or of the engine, or none."""
+"""The texts of a step's tokens: recorded strings, texts from the tokenizer or the engine, or none."""
 
 from array import array
 

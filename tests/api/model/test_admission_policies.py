@@ -1,4 +1,4 @@
-"""The policy of a call is that of the model that is sent to the engine, in every dialect."""
+"""The model that is sent to the engine determines the policy of a call, in every dialect."""
 
 import aiohttp
 import pytest
@@ -73,7 +73,7 @@ async def test_the_model_of_a_rollout_decides_for_all_its_calls(call, path, body
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/generate"])
 async def test_a_call_without_a_model_has_the_policy_default(call, path):
-    """The engine uses its own model then, whose name the proxy does not choose."""
+    """The engine then uses its own model, under a name that the proxy does not choose."""
     body = dict(reversed(CALLS))[path]
 
     assert "default" == (await call(path, body))[0]

@@ -34,7 +34,7 @@ CLIENT, INTERNAL, ERROR = 3, 1, 2
 
 @asynccontextmanager
 async def tracing(engine_url, store, *, content=False, **sections):
-    """Yield a running proxy and the collector of its traces, whose spans are complete once the block has ended."""
+    """Yield a running proxy and the collector of its traces. All spans have arrived once the block has ended."""
     async with collecting() as collector:
         trace = {"endpoint": collector.url, "content": content}
         async with proxying(engine_url, store, tracing=trace, **sections) as served:

@@ -88,7 +88,7 @@ ALMOST_EQUAL = [
 
 
 async def test_calls_that_differ_in_one_field_are_planned_apart(store, engine, http):
-    """The plan of a call is used again for calls that are equal except for their prompts, also those of other rollouts."""
+    """A call reuses the plan of an earlier call, of any rollout, if only their prompts differ."""
     texts = [orjson.dumps(BODY | fields) for fields in ALMOST_EQUAL]
     texts.append(b'{"n": 2, "messages": [], "n": 1}')
     async with proxying(engine.url, store) as served:
@@ -112,7 +112,7 @@ async def test_calls_that_differ_in_one_field_are_planned_apart(store, engine, h
 
 
 async def test_a_call_with_other_terms_is_planned_apart(store, engine, http):
-    """The terms are those of the rollout: its sampling rules, its model and its tools."""
+    """The rollout sets the terms: sampling rules, model and tools."""
     terms = [
         {},
         {"model": "other"},
@@ -245,7 +245,7 @@ class TestGuards:
 
 
 class TestTerms:
-    """Values that replace those of the client."""
+    """Values that replace the client's."""
 
     async def test_a_model_alias_is_replaced_in_the_request_and_restored_in_the_response(self, store, engine, http):
         async with proxying(engine.url, store, models={"gpt-4o": "tiny"}) as served:

@@ -22,7 +22,7 @@ def rendered_modes(proxy):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_a_linear_rollout_is_one_sequence_in_append_with_real_templates(store, name):
-    """Streamed and not, with tools and reasoning, whose arguments the agent formats again and whose reasoning it drops."""
+    """Streamed and not, with tools and reasoning. The agent formats arguments again and drops reasoning."""
     async with served(store, template=name, sections={"continuation": {"mode": "append"}}) as proxy:
 
         async def run(tools, thinking, stream):
@@ -60,7 +60,7 @@ async def test_faithful_forks_where_the_template_drops_reasoning_with_that_reaso
 
 
 async def test_the_mode_of_a_call_precedes_that_of_its_rollout_which_precedes_the_settings(store):
-    """A patch changes the mode of a running rollout; null restores that of the settings."""
+    """A patch changes the mode of a running rollout; null restores the mode of the settings."""
     async with served(store, sections={"continuation": {"mode": "off"}}) as proxy:
         await proxy.open("r1", continuation="append")
         agent = proxy.agent("r1")
@@ -112,7 +112,7 @@ async def test_calls_without_a_rollout_are_never_continued(store):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_the_response_of_a_continued_call_is_that_of_the_engine(store, stream):
-    """A call whose rendering begins with the recorded ids has the same response in mode off, ids and times apart."""
+    """A call with a rendering that begins with the recorded ids has the same response in mode off, except for ids and times."""
     async with served(store, noncanonical_rate=0.0) as proxy:
         responses = {}
         for mode in ("off", "faithful"):
@@ -277,7 +277,7 @@ async def test_a_turn_that_was_cut_is_continued_in_append(store):
 
 
 async def test_a_streamed_reply_is_the_recorded_one(store):
-    """The message that the agent assembles from a continued stream is that of its step."""
+    """The agent assembles the message of the step from a continued stream."""
     async with served(store, template="qwen3") as proxy:
         agent = Agent(proxy, "r1", stream=True, fields=THINKING, headers={"X-Rollout-Continuation": "append"})
         shown = [await agent.turn(f"Question {number}?") for number in range(3)]

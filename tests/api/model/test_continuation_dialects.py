@@ -13,7 +13,7 @@ STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream
 
 
 async def one_sequence(proxy, turns) -> None:
-    """Assert that the steps of rollout r1 are one sequence, whose prompts were sent as ids."""
+    """Assert that the steps of rollout r1 are one sequence, with prompts that were sent as ids."""
     steps = await proxy.steps("r1")
     assert [None, *["sent"] * (turns - 1)] == continuations(steps)
     assert all(step.exact for step in steps)
@@ -43,7 +43,7 @@ async def test_a_tool_loop_of_openais_client_is_one_sequence(store, sdk, stream)
 
 @STREAMS
 async def test_a_tool_loop_of_anthropics_client_is_one_sequence(store, sdk, stream):
-    """Messages, whose arguments come back as objects."""
+    """Anthropic's client sends the arguments of a call back as an object."""
     tool = {"name": "look_up", "description": "Looks a word up.", "input_schema": FUNCTION["parameters"]}
     async with served(store, template="qwen3") as proxy:
         client = sdk(anthropic.AsyncAnthropic, f"{proxy.url}/rollouts/r1")

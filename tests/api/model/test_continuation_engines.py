@@ -196,7 +196,7 @@ async def test_a_tokenizer_that_hangs_delays_a_call_by_the_timeout_at_most(store
 
 
 async def test_an_engine_that_hangs_three_times_in_a_row_is_not_asked_for_a_minute(store, caplog):
-    """Its calls are sent unchanged at once, those of other rollouts as well."""
+    """Calls of every rollout are sent unchanged at once."""
     async with served(store, sections={"continuation": {"timeout_s": 0.2}}) as proxy:
         agent, other = proxy.agent("r1"), proxy.agent("r2")
         await agent.turn()

@@ -207,7 +207,7 @@ BAD = [
 
 @pytest.mark.parametrize(("key", "status", "name"), [(SECRET, 404, "NOT_FOUND"), ("wrong", 401, "UNAUTHENTICATED")])
 async def test_other_methods_of_googles_clients_are_errors_in_their_format(store, simulated, sdk, key, status, name):
-    """Also those whose paths have no version of Google's alone: the SDK uses version 1."""
+    """Errors of paths that begin with `/v1`, which other APIs use too, also have Google's format."""
     async with proxying(simulated, store, agents={"api_keys": [SECRET]}, control={"api_keys": ["boss"]}) as served:
         client = sdk(f"{served.url}/rollouts/r1", key)
         for method in (

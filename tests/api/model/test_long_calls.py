@@ -23,7 +23,7 @@ def body(*texts: str) -> dict:
 
 @pytest.fixture
 def long_engine(engine):
-    """An engine whose prompts have 50,000 ids for each message."""
+    """An engine that returns 50,000 prompt ids for each message."""
 
     async def respond(request: web.Request, body: dict) -> web.Response:
         prompt = IDS[: 50_000 * len(body["messages"])]

@@ -60,7 +60,7 @@ def is_linear(tree):
 async def test_a_tool_call_of_messages_is_sent_to_the_engine_as_it_was_sampled(
     http, store, urls, stream, turns, sampled, sdk
 ):
-    """Messages has the arguments as an object; their text is that of the recorded step, which any process reads."""
+    """Messages has the arguments as an object; any process reads their text from the recorded step."""
     client = [sdk(anthropic.AsyncAnthropic, f"{url}/rollouts/r1") for url in urls]
     tools = [{"name": "weather", "input_schema": SCHEMA}]
     history = [{"role": "user", "content": "Oslo?"}]

@@ -504,7 +504,7 @@ async def test_a_response_header_with_control_characters_is_dropped(store, casse
 
 
 def proxying_vllm(url: str, store):
-    """Start a proxy for an engine whose type is configured."""
+    """Start a proxy for an engine with a configured type."""
     return proxying(None, store, engines={"endpoints": [{"url": url, "kind": "vllm", "name": "bare"}]})
 
 

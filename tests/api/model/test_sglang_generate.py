@@ -250,7 +250,7 @@ async def test_a_gateway_that_cannot_abort_a_call_is_disconnected(store, engine)
 
 
 async def test_a_stream_that_repeats_its_choice_may_be_longer_than_the_limit_of_a_response(store, http):
-    """Only its last event is held: 600 tokens are 10 MB of events, of which 40 kB remain."""
+    """The proxy holds only the last event: 600 tokens are 10 MB of events, and 40 kB remain."""
     body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}, "stream": True}
     limits = {"max_response_bytes": 2_000_000}
     async with (

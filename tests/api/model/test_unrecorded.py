@@ -184,7 +184,7 @@ def test_a_model_name_has_no_dot_segments_control_characters_or_double_encoding(
 
 
 async def test_the_models_of_all_endpoints_are_listed(store, engine, http):
-    """Each once, and only those of which calls are sent to the endpoint; an endpoint that fails has none."""
+    """Each model is listed once, and only if calls for it are sent to the endpoint. A failing endpoint lists none."""
     async with fake_engine() as other:
         other.fixed_responses["/v1/models"] = {"data": [{"id": name} for name in ("judge", "policy", "hidden")]}
         endpoints = [

@@ -12,7 +12,7 @@ PIECES = st.lists(st.tuples(st.integers(TEXT, 3), st.binary(min_size=1, max_size
 
 @given(PIECES)
 def test_all_that_is_not_of_the_first_call_is_written_at_the_end_call_by_call(pieces):
-    """Each piece is written once, in the order in which those of its call, or of the text, arrived."""
+    """Each piece is written once. The pieces of a call, and of the text, keep the order in which they arrived."""
     held = HeldPieces()
     written = []
 

@@ -236,7 +236,7 @@ def test_flags_that_sglang_may_refuse_are_not_replaced(body):
 
 
 def test_a_stream_with_ids_as_its_prompt_does_not_repeat_them_in_each_event():
-    """The step has those of the request, whose number the engine confirms."""
+    """The step has the ids of the request; the engine confirms their number."""
     body = {"input_ids": [5, 6, 7], "stream": True}
     meta = {"id": "x", "completion_tokens": 1, "prompt_tokens": 3, "finish_reason": {"type": "length", "length": 1},
             "output_token_logprobs": [[-0.5, 9, None]]}  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_stream_with_ids_as_its_prompt_does_not_repeat_them_in_each_event():
 
 
 def test_prompt_ids_are_not_requested_of_a_call_that_has_none():
-    """SGLang fails to return those of embeddings; it refuses a call without any prompt."""
+    """SGLang does not return ids for embeddings, and refuses a call without any prompt."""
     assert {"return_logprob", "rid"} == plan({"input_embeds": [[0.5]]}).sent["set"].keys()
     assert {} == plan({}).sent["set"]
 

@@ -71,7 +71,7 @@ def test_an_object_that_is_nested_too_deeply_is_rejected():
 
 
 def restored(tool_input, name, sampled):
-    """Return the arguments of a call that was sent back, of which this is known."""
+    """Return the arguments of call c1 that the agent sent back; `sampled` is what the history has of the call."""
     return SampledCalls({} if sampled is None else {"c1": sampled}).restored(tool_input, name, "c1", "input")
 
 
@@ -84,7 +84,7 @@ def test_unchanged_arguments_get_their_sampled_text(text):
 
 
 def test_arguments_that_the_agent_changed_are_serialized():
-    """So are those under another name, and those of unknown calls."""
+    """Arguments of another function, and of unknown calls, are serialized, too."""
     assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}')["function"])
     assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}')["function"])
     assert '{"a": 1}' == restored({"a": 1}, "f", None)

@@ -1,4 +1,4 @@
-"""Requests whose logprobs differ from the model's own distribution, for each engine and logprobs mode."""
+"""Requests that get logprobs other than the model's own distribution, for each engine and logprobs mode."""
 
 import pytest
 from tests.support.recorded import plan_of

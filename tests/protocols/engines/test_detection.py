@@ -75,7 +75,7 @@ def test_the_recorded_responses_of_vllm_are_detected():
     [({"prompt_token_ids": {}}, True), ({"kv_transfer_params": {}}, False), (["prompt_token_ids"], False)],
 )
 def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(properties, found):
-    """That of another request, such as vLLM's `CompletionRequest`, does not count."""
+    """The field in another request, such as vLLM's `CompletionRequest`, does not count."""
     other = {"CompletionRequest": {"properties": {"prompt_token_ids": {}}}}
     described = {"components": {"schemas": {"ChatCompletionRequest": {"properties": properties}, **other}}}
 

@@ -186,7 +186,7 @@ def test_the_event_of_the_ids_is_dropped_without_framing_too():
 
 
 def test_events_that_only_carry_logprobs_are_dropped_unless_requested():
-    """With a parser, SGLang sends one for each token whose text is withheld."""
+    """With a parser, SGLang sends such an event for each token with withheld text."""
     planned, cassette = without_injected_fields("each_token/chat_tool_call_s_inj")
     shown, end, step = play(planned, cassette)
     requested = plan_of(CHAT, cassette.body, kind="sglang", traits=PARSED, headers=cassette.headers)
@@ -459,7 +459,7 @@ def test_a_sampling_mask_is_requested_where_the_server_returns_one(body, request
 
 
 def test_a_mask_is_recorded_with_the_logprobs_over_its_tokens():
-    """The client receives neither; the mode of the step is that of these logprobs."""
+    """The client receives neither; the step has the mode of these logprobs."""
     shown, step = masked_step(masked_response([[4, 5], [6, 7, 8]]))
     (choice,) = step.choices
 
@@ -541,7 +541,7 @@ REPLAYED = CallOptions(routed_experts=True)
 
 
 def expert_step(raw, body=None, **changed):
-    """Return what the client receives, and the step of a response whose meta_info has these experts."""
+    """Return what the client receives, and the step of a response with these experts in its meta_info."""
     response = orjson.loads(masked_response([[5], [6]]))
     meta = {"output_token_logprobs": [[-3.0, 5, None], [-2.0, 6, None]], "routed_experts": raw, **changed}
     response["choices"][0]["meta_info"] = meta

@@ -37,6 +37,6 @@ def test_the_recorded_response_of_vllm_is_read():
 
 @pytest.mark.parametrize("response", [None, [], {}, {"prompt": 7}])
 def test_a_response_without_text_is_none(response):
-    """So is that of an engine without the endpoint."""
+    """An engine without the endpoint returns None, too."""
     assert read_text(ENGINES["vllm"], response) is None
     assert (None, None) == (text_request(ENGINES["plain"], [1]), read_text(ENGINES["plain"], {"prompt": "hi"}))

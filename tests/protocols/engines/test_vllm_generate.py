@@ -77,7 +77,7 @@ def test_prompt_ids_and_logprobs_are_injected_if_the_client_did_not_request_them
 
 @pytest.mark.parametrize(("logprobs", "added"), [("sampled", {"sampling_params": LP0}), ("off", {})])
 def test_the_logprobs_setting_limits_the_injected_logprobs(logprobs, added):
-    """The response always has the sampled ids; those of the prompt are requested."""
+    """The response always has the sampled ids; the prompt's ids are requested."""
     injection = inject({"seed": 1}, logprobs)
 
     assert {"return_token_ids": True, **added} == injection.fields

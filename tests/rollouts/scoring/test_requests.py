@@ -201,7 +201,7 @@ async def test_a_response_that_is_too_large_is_not_read(engine):
 
 
 async def test_scores_over_masks_are_normalized_over_their_tokens(engine, send):
-    """Those of the other positions, and the most likely tokens, are over all tokens."""
+    """Scores at other positions, and of the most likely tokens, are over all tokens."""
     engine.respond = scoring_as_vllm
     scorer = await find_scorer(send, None, None)
     top = likely(IDS, 7)

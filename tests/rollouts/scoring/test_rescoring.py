@@ -77,7 +77,7 @@ async def scored_by(store, engines, steps=STEPS, options=Options()):  # noqa: B0
 
 
 class NoCache:
-    """A store whose cache is empty."""
+    """A store with an empty cache."""
 
     def __init__(self) -> None:
         self.cache = self
@@ -126,7 +126,7 @@ async def test_each_trained_token_is_scored_once_after_the_ids_before_it(steps, 
 
 @pytest.mark.parametrize("is_policy", [True, False])
 async def test_scores_of_a_policy_are_over_the_tokens_that_sampling_kept(store, upstream, is_policy):
-    """Those of a teacher are over all tokens. A row whose tokens the engine does not return is refused."""
+    """A teacher's scores are over all tokens. A row is refused if the engine does not return its tokens."""
     masked = make_choice(0, [3, 4], sampling_mask=pack_mask([[3, 9], [4]]))
     sampling = {"temperature": 0.5, "logprobs_mode": "processed_logprobs"}
     engines = FakeEngines(upstream, is_policy=is_policy)
@@ -154,7 +154,7 @@ async def test_scores_are_cached_by_ids_model_and_version(store, upstream):
 
 
 async def test_scores_of_a_policy_are_cached_by_its_epoch(store, upstream):
-    """A version of another epoch has other weights. Those of the first epoch have the name that they had before."""
+    """Equal versions of two epochs have different weights. The first epoch's scores keep the name that predates epochs."""
     engines = FakeEngines(upstream, is_policy=True)
     for value in (b'"8"', b'{"version":"8","epoch":1}', b'{"version":"8","epoch":1,"run":"a"}'):
         await store.announcements.announce(POLICY_ANNOUNCEMENT, value)
@@ -174,7 +174,7 @@ async def test_scores_of_a_scorer_without_a_version_are_not_cached(store, upstre
 
 
 async def test_a_policy_is_scored_again_if_its_weights_change_meanwhile(store, upstream):
-    """Its version is that of the scores; they are cached only if a version is announced."""
+    """The result has the version of the scores; scores are cached only if a version is announced."""
 
     async def announce(count):
         if count == 3:

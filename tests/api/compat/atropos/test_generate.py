@@ -60,7 +60,7 @@ def read_as_sglang_server_does(results):
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize(("body", "read"), [(VLLM, read_as_vllm_server_does), (SGLANG, read_as_sglang_server_does)])
 async def test_at_8_both_shapes_are_served_and_recorded_with_either_engine(store, engine_shape, body, read, n):
-    """The ids, logprobs and finish reasons of the response are those of the step."""
+    """The response has the ids, logprobs and finish reasons of the recorded step."""
     async with (
         simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine_url,
         proxying(engine_url, store) as served,
@@ -238,7 +238,7 @@ async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape
     ],
 )
 def test_a_body_that_cannot_be_translated_is_rejected_and_names_the_field(body, param):
-    """SGLang itself gets all but those of vLLM's shape; it is known later which engine serves the call."""
+    """SGLang gets bodies in its own shape unchanged: whether they can be translated is checked once the engine is known."""
     with pytest.raises(UnprocessableRequest) as refused:
         read_generate("/generate", body, TranslationOptions()).native({}, "vllm")
 

@@ -62,7 +62,7 @@ async def test_at_7_tool_calls_and_their_finish_reason_are_in_the_response(store
 
 
 async def test_at_7_empty_messages_are_400_and_missing_messages_422(proxy):
-    """The shapes are those of Atropos' proxy and of FastAPI."""
+    """Atropos' proxy and FastAPI return errors in these shapes."""
     uuid = await proxy.create()
     status, payload = await proxy.request("POST", f"/{uuid}{CHAT}", {})
 

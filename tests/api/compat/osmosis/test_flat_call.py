@@ -168,7 +168,7 @@ def test_a_step_without_prompt_ids_is_not_compared():
 
 @given(rollouts())
 def test_added_tokens_are_counted_from_the_latest_step_that_the_prompt_continues(steps):
-    """The result is that of a computation with plain lists."""
+    """A computation with plain lists has the same result."""
     *before, now = steps
     prompt = list(now.prompts[0])
     fulls = [full_ids(step, choice) for step in before for choice in step.choices if choice.ids]

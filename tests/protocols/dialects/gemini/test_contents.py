@@ -110,7 +110,7 @@ def test_a_part_with_only_a_signature_adds_nothing():
 
 
 def test_the_sampled_text_of_arguments_is_restored():
-    """By the id of the call, or by that of its signature if the client omits ids; only if the value is the same."""
+    """The call's id finds the text, or the id in its signature if the client omits ids; only an equal value is restored."""
     sampled = {"c1": {"name": "f", "arguments": '{"a":1}'}}
     unnamed = {"functionCall": {"name": "f", "args": {"a": 1.0}}, "thoughtSignature": sign(call_id="c1")}
     result = {"functionResponse": {"name": "f", "response": {}}}

@@ -146,7 +146,7 @@ def test_the_wire_format_of_a_stream_of_events():
 
 
 def test_the_wire_format_of_a_stream_as_an_array():
-    """One JSON array, whose entries arrive one by one."""
+    """The entries of one JSON array arrive one by one."""
     chunks = chunks_of(atoms({"content": "Hi"}), [1], response_of({"content": "Hi"}), apart=False)
     stream = streamed(chunks, body={})
 

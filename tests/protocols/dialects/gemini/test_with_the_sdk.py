@@ -121,7 +121,7 @@ def weather(city: str) -> str:
 
 @BOTH
 def test_automatic_function_calling_calls_each_function_with_its_arguments(client, streams):
-    """Two parallel calls of one function, whose results the SDK sends without ids."""
+    """The SDK sends the results of two parallel calls of one function, without ids."""
     served = Served(TOOL_CALL_MESSAGE, ANSWER)
     text, _, _ = generate(client(served), streams, tools=[weather])
 

@@ -129,7 +129,7 @@ def test_a_block_is_closed_when_the_next_begins():
 
 
 def test_what_follows_a_call_is_sent_at_the_end():
-    """Claude Code runs a tool as soon as its block ends: that of a call ends in finish(). One block is open at a time."""
+    """Claude Code runs a tool as soon as its block ends: a call's block ends in finish(). One block is open at a time."""
     texts = [{"content": "a"}, {"reasoning": "b"}]
     calls = [
         {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}]},

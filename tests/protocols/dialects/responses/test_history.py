@@ -19,7 +19,7 @@ LATER = CallIdentity(IDENTITY.step_id[:-1] + "W", IDENTITY.created_s + 1, "gpt-5
 
 
 def after(*turns):
-    """Resolve the references of a request to the last of these turns, each of which references the one before it."""
+    """Resolve the references of a request to the last of these turns; each turn references the one before it."""
     resolved = ResolvedReferences()
     for turn in turns:
         resolved = resolve_references(

@@ -227,7 +227,7 @@ def test_an_interrupted_response_ends_with_response_failed():
 
 
 def test_logprobs_are_sent_with_their_text_if_requested():
-    """Those of tokens without text are sent with the next text or at the end; ids are stripped, bytes are not."""
+    """A token without text sends its logprob with the next text or at the end; ids are stripped, bytes are not."""
 
     def entry(token):
         return {

@@ -78,7 +78,7 @@ def test_a_text_format_becomes_a_response_format():
 
 @pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True), ("xhigh", True)])
 def test_effort_is_passed_through_and_sets_the_configured_fields(effort, thinks):
-    """The body's fields override those of the configuration."""
+    """The body's fields override the configured ones."""
     chat = chat_fields(THINKING, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
 
     assert effort == chat["reasoning_effort"]
@@ -109,7 +109,7 @@ def test_developer_messages_are_sent_as_they_are_to_an_engine_that_supports_them
 
 
 def test_developer_messages_become_system_messages_for_other_engines():
-    """Also those of earlier requests."""
+    """Messages of earlier requests change their role, too."""
     resolved = ResolvedReferences(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
 
     assert ["user", "system", "system"] == [

@@ -102,7 +102,7 @@ def test_refusals_errors_and_logprobs_validate_as_the_sdks_types():
 
 @pytest.fixture(scope="module")
 def connected():
-    """A server whose response the tests replace, and one client of it: clients take long to construct."""
+    """A server and its only client, since clients are slow to construct. Tests replace the server's response."""
     server = Answering(None)
     return server, client_for(server)
 
@@ -160,7 +160,7 @@ def test_a_parsed_tool_call_is_returned_with_its_sampled_arguments():
 
 
 def test_errors_raise_the_sdks_exceptions():
-    """Those of the proxy and of the engine."""
+    """The proxy's errors and the engine's both do."""
     with pytest.raises(openai.NotFoundError, match="no such rollout") as own:
         client_for(Answering(None, error=RESPONSES.error(NotFound("no such rollout")))).responses.create(input="x")
     with pytest.raises(openai.NotFoundError, match="no model") as engines:
