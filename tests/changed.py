@@ -13,8 +13,8 @@ PAGES = {"tests/test_docs.py", "tests/test_pages.py"}
 def found_for(path: str, tests: Mapping[str, str]) -> set[str]:
     """Return the tests of a changed file. `tests`: the text of each test file by its path.
 
-    Those of a source file are its mirrors (test_x.py, test_x_more.py of proxy/…/x.py); without one, and for what tests share,
-    those that import it. Those of a conftest.py are in its folder.
+    The tests of a source file are its mirrors (test_x.py, test_x_more.py of proxy/…/x.py). Without one, and for code that
+    tests share, they are the tests that import it. The tests of a conftest.py are in its folder.
     """
     folder, _, name = path.rpartition("/")
     if path in tests:

@@ -66,7 +66,7 @@ SLOW_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files whose tests take seconds first, so that no core runs one of them alone at the end."""
+    """Run files with tests that take seconds first, so that no core runs one of them alone at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FILES))
 
 

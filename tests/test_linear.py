@@ -15,11 +15,11 @@ from tests.support.feeders import FEEDERS, public_functions
 SIZES = [1024 * 4**power for power in range(6)]  # 1 kB to 1 MB
 ENOUGH_S = 0.006  # of CPU, which can be compared
 LONGER_S = 0.015  # for the first fragment of each feeder
-LONGEST_S = 0.25  # for that of whole rollouts, whose linear part hides another one in shorter times
+LONGEST_S = 0.25  # for whole rollouts: in shorter times, their linear part hides another one
 GROWTH = 64  # of the time of 16 times the size: 16 if it is linear, 256 if it is quadratic
 REPEATS = 3
 
-# Public functions that no feeder calls, and why they take nothing whose size a stranger decides.
+# Public functions that no feeder calls, and why no client decides the size of their input.
 NOT_FED = {
     "it takes numbers, names or settings": (
         "arrays.floats_with_gaps", "facts.RolloutFacts.split", "thread_rules.rules_of",

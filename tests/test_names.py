@@ -4,7 +4,7 @@ import pytest
 from tests.support import names
 from tests.support.names import Text
 
-# Whose name -> names that are not ours, or that a text cites because they do not exist.
+# Owner -> names that are not ours, or that a text cites because they do not exist.
 FOREIGN: dict[str, set[str]] = {
     "agents": {"/compact", "/compress", "/root/count", "--print", "--provider", "openai_base_url"},
     "AReaL": {"compute_logp"},

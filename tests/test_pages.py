@@ -58,7 +58,7 @@ def served(server):
 
 @pytest.mark.parametrize("page", WITH_BLOCKS)
 def test_every_block_of_a_page_is_run_or_checked(page, served, tmp_path):
-    """In order, against a proxy whose engine is the simulator."""
+    """The blocks run in order, against a proxy with the simulator as its engine."""
     reader = Reader(*served, folder=tmp_path)
 
     for block in blocks_of(PAGES[page]):
@@ -71,7 +71,7 @@ def test_every_block_of_a_page_is_run_or_checked(page, served, tmp_path):
 
 
 def test_the_readme_prints_a_reply_and_its_sequences(served, tmp_path):
-    """The client prints a reply, and the export has a row for it, whose arrays have equal lengths."""
+    """The client prints a reply, and the export has a row for it, with arrays of equal lengths."""
     reader = Reader(*served, folder=tmp_path)
     _made, client, export = [block for block in blocks_of(PAGES["README.md"]) if block.language != "text"][:3]
 

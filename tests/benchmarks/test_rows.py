@@ -8,7 +8,7 @@ from benchmarks.rows import LOADS
 
 @pytest.mark.parametrize("name", LOADS)
 async def test_each_call_of_a_row_is_an_exact_step(proxied, name):
-    """What is measured is the recording of token ids, so a row whose calls fail or lose ids measures nothing."""
+    """Benchmarks measure the recording of token ids, so a row with failing calls or lost ids measures nothing."""
     url, http = proxied
     calls = LOADS[name][0].calls
     await load.throughput(int(url.rpartition(":")[2]), calls, clients=1, rollouts=1)

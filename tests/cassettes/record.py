@@ -45,7 +45,7 @@ TOOL = {
 }
 CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
 THOUGHT = r"<think>\nFrance has Paris\.\n</think>\n\n"
-# A constrained text, in the field of each engine; they ignore those of the others.
+# A constrained text, in the field of each engine; an engine ignores the fields of the others.
 EMOJI = {"structured_outputs": {"regex": "a🦙🎉é"}, "regex": "a🦙🎉é", "grammar": 'root ::= "a🦙🎉é"'}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 CONVERSATION = [
@@ -317,7 +317,7 @@ def record(
     only: Collection[str] = ("*",),
     force: bool = False,
 ) -> tuple[int, int]:
-    """Record the cases whose names match a pattern; return how many were recorded, and how many existed."""
+    """Record the cases with names that match a pattern; return how many were recorded, and how many existed."""
     traits, model = detect(url)
     folder = folder or folder_for(traits, of_set)
     recorded = kept = 0

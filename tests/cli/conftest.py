@@ -34,7 +34,7 @@ async def call_proxy(http, address):
 
 @pytest.fixture
 async def recorded(call_proxy):
-    """Record `demo`, a conversation whose third turn drifts; `bad`, with a failed call; and `choices`, in group `g`."""
+    """Record `demo`, a conversation that drifts in its third turn; `bad`, with a failed call; and `choices`, in group `g`."""
     messages = [{"role": "system", "content": "Be terse."}, {"role": "user", "content": HOSTILE}]
     for turn in range(3):
         body = {"model": "policy", "messages": messages, "max_tokens": 8, "logprobs": turn == 0}

@@ -46,7 +46,7 @@ def test_serve_with_the_simulator_records_exports_and_stops_cleanly(tmp_path):
 
 
 def test_a_killed_proxy_loses_no_delivered_step(tmp_path):
-    """With SIGKILL under load, every step whose response was complete is stored once."""
+    """With SIGKILL under load, every step with a complete response is stored once."""
     store = f"embedded:{tmp_path / 'store'}"
     delivered: list[str] = []
 
@@ -114,7 +114,7 @@ def test_simulate_serves_vllms_protocol():
 
 
 def test_simulate_renders_a_template_from_a_file(tmp_path):
-    """The prompt is that of the template, the turn ends at `--eos`, and tokens can be split."""
+    """The template renders the prompt, the turn ends at `--eos`, and tokens can be split."""
     (tmp_path / "t.jinja").write_text("{% for m in messages %}<u>{{ m.content }}<e>{% endfor %}<a>")
     options = ("--template", str(tmp_path / "t.jinja"), "--eos", "<e>", "--noncanonical-rate", "1", "--seed", "1")
     body = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}

@@ -63,7 +63,7 @@ def test_flags_have_no_value_in_the_help(words):
 
 
 def test_without_a_command_the_help_is_printed():
-    """The exit status is that of a wrong command line."""
+    """The exit status is the same as for a wrong command line."""
     done = CliRunner().invoke(app, [])
 
     assert Exit.MISUSED == done.exit_code

@@ -1,4 +1,4 @@
-"""The sections of policies and scorers. tests/config/test_settings.py reads those of endpoints."""
+"""The sections of policies and scorers. tests/config/test_settings.py tests the sections of endpoints."""
 
 import pytest
 from pydantic import ValidationError
@@ -44,7 +44,7 @@ def test_an_invalid_policy_is_named(policies, named):
 
 
 def test_policies_are_read_from_the_file_and_from_environment_variables(tmp_path, monkeypatch):
-    """The order is that of the file, which decides when patterns overlap; variables add settings of a policy."""
+    """Policies keep the order of the file, which decides when patterns overlap; variables add settings of a policy."""
     file = tmp_path / "c.yaml"
     file.write_text("policies: {planner: {models: [planner, planner-*]}, judge: {models: [judge]}}\n")
     monkeypatch.setenv("TOKENTAPE_POLICIES__JUDGE__TRAIN", "false")

@@ -44,7 +44,7 @@ def result(text: str, call: Call = CALL) -> dict:
 
 
 def run(plan: Plan) -> list[Boundary]:
-    """Return the calls of a rollout after the first, each of which obeys the laws."""
+    """Return the calls of a rollout after the first, and assert that each obeys the laws."""
     boundaries = list(Rollout(plan).run())
     for boundary in boundaries:
         if boundary.is_continued:
@@ -313,7 +313,7 @@ def test_many_turns(name):
 
 
 def test_several_choices():
-    """With n > 1, the choice whose message came back is continued."""
+    """With n > 1, the choice that the agent sends back is continued."""
     reply, other = Reply("Seven red birds."), Reply("Seven blue birds.")
     (boundary, _) = run(plan(Turn(other, others=(reply, reply)), BIRDS))
     assert boundary.found.turn.choice == 0
@@ -409,7 +409,7 @@ def test_lookups_that_render_differently():
 
 
 def test_texts_without_special_tokens():
-    """An engine whose texts of ids lack special tokens never gets a wrong bridge."""
+    """An engine that decodes ids without special tokens never gets a wrong bridge."""
     turns = (BIRDS, Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),)), Turn(Reply(" Yes\n", "So?")))
     run_everywhere(plan(*turns, drops_specials=True))
     run_everywhere(plan(Turn(Reply("Seven birds", ending="stop_string", stop="\n")), *turns, drops_specials=True))

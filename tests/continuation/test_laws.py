@@ -126,7 +126,7 @@ def as_sent(messages):
 def test_the_ids_decode_to_the_messages_that_the_agent_sent(moves):
     """With replies that are equal in part, other choices, retries and agents in one rollout.
 
-    Reasoning that the agent omits is restored; reasoning and ids of calls that it sends back are those of the turn.
+    Reasoning that the agent omits is restored; reasoning and ids of calls that it sends back equal the turn's.
     """
     rollout = Siblings()
     for move in moves:

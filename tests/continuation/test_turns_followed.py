@@ -51,7 +51,7 @@ class Rollout:
 
 
 def replies(*recorded, **facts):
-    """Return a rollout whose first call has these replies: s0, s1, …"""
+    """Return a rollout with these replies to its first call: s0, s1, …"""
     rollout = Rollout()
     for number, reply in enumerate(recorded):
         rollout.add(f"s{number}", [USER], reply, **{name: values[number] for name, values in facts.items()})
@@ -88,7 +88,7 @@ def test_a_call_id_that_the_agent_repeats_identifies_the_reply():
 
 
 def test_a_call_id_of_another_reply_is_of_no_reply():
-    """The agent edited the reply whose ID it repeats."""
+    """The agent repeats the reply's call ID, but edited the reply."""
     rollout = replies(assistant("Yes", call="c0"), assistant("No", call="c1"))
 
     assert {1: []} == rollout.follow(assistant("Yes", call="c1"), MORE)
@@ -129,7 +129,7 @@ def test_what_was_sent_back_before_distinguishes_the_replies_after_it():
 
 
 def test_replies_that_the_call_may_continue_come_first():
-    """Those of other models and options are returned if there are no others."""
+    """Replies of other models and options are returned if there are no others."""
     rollout = replies(assistant(), assistant(" Yes"))
 
     assert {1: ["s1"]} == rollout.follow(assistant(), MORE, fits=lambda reply: reply.step_id == "s1")
@@ -169,7 +169,7 @@ def test_a_function_call_is_compared_as_a_tool_call():
 
 
 def test_the_agent_distinguishes_equal_replies():
-    """A call of an agent without a reply of its own may continue that of any."""
+    """A call of an agent without a reply of its own may continue any agent's reply."""
     rollout = replies(assistant(), assistant(), agent=["a", "b"])
 
     assert {1: ["s1"]} == rollout.follow(assistant(), MORE, agent="b")

@@ -244,7 +244,7 @@ def conversation(*steps):
 
 
 def kept(made):
-    """Return the IDs of the calls whose replies are in the conversation."""
+    """Return the IDs of the calls with replies in the conversation."""
     return [step.step_id for step, _ in made.calls]
 
 
@@ -446,7 +446,7 @@ def sessions(draw):
     history, calls, replies, left = [SYSTEM, USER], [], {}, []
     for number in range(draw(st.integers(1, 8))):
         texts = [f"reply {number} {index}" for index in range(draw(st.integers(1, 3)))]
-        if draw(st.booleans()):  # a call of two tools each, whose IDs may be equal
+        if draw(st.booleans()):  # a call of two tools each; the IDs may be equal
             names = [f"c{number}", draw(st.sampled_from([f"c{number}", f"d{number}"]))]
             made = [{"id": name, "function": {"name": "now", "arguments": "{}"}} for name in names]
             texts, tools = texts[:1], [{**TEN, "tool_call_id": name, "content": f"{name} is ten"} for name in names]

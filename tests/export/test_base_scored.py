@@ -51,7 +51,7 @@ def test_a_row_has_the_scores_beside_its_other_fields(name, role):
 
 
 def test_prime_rl_has_them_at_the_position_of_ref_logprobs():
-    """The array has 14 positions in any case; the last one is that of sampling masks."""
+    """The array has 14 positions in any case; sampling masks have the last one."""
     (plain,), (row,) = worked.rows("prime_rl"), worked.rows("prime_rl", fill=fill_for("teacher"))
 
     assert (14, FULL) == (len(row), row[5])
@@ -59,7 +59,7 @@ def test_prime_rl_has_them_at_the_position_of_ref_logprobs():
 
 
 def test_verl_has_a_teachers_tokens_as_its_own_teachers_return_them():
-    """Position i has those of token i + 1 (`extract_prompt_logprobs`, verl 0.9.1); without likely tokens, the token itself."""
+    """Position i is for token i + 1 (`extract_prompt_logprobs`, verl 0.9.1); without likely tokens, it has the token."""
     (row,) = worked.rows("verl", fill=fill_for("teacher"))
     ids = [[0], [0], [201], [202], [9], [0], [0], [0], [0], [203], [9], [0]]
 

@@ -72,7 +72,7 @@ def test_packed_rows_are_written_as_the_same_bytes_as_rows_with_lists(container,
 @pytest.mark.parametrize("values", [array("d", [-0.1, -1e-300, -3e38]), array("f"), array("f", [-0.5] * 3)])
 @pytest.mark.parametrize("prompt", [1, 13])
 def test_packed_logprobs_are_rounded_as_lists_are(values, prompt):
-    """A step of which no logprobs were requested has none."""
+    """A step has no logprobs if its call requested none."""
     steps = [make_step("a", range(prompt), make_choice(0, [7, 8, 9], logprobs=values))]
     plan = FORMATS["sequences"].plan(worked.FACTS, steps, Options())
     (row,), (packed,) = plan.render(), plan.pack()

@@ -32,7 +32,7 @@ def test_every_format_is_in_back_turns_or_conversations():
 
 @pytest.mark.parametrize("name", BACK)
 def test_the_canonical_row_is_restored_from_every_format(name):
-    """5 trained positions, whose logprobs add up to -1.9375."""
+    """The logprobs of the 5 trained positions add up to -1.9375."""
     (row,) = worked.rows(name, fill=LENGTHS)
 
     assert CANONICAL == BACK[name](row)
@@ -40,7 +40,7 @@ def test_the_canonical_row_is_restored_from_every_format(name):
 
 @pytest.mark.parametrize("name", TURNS | CONVERSATIONS)
 def test_the_turns_are_restored_from_every_format_by_turn(name):
-    """5 trained positions, whose logprobs add up to -1.9375."""
+    """The logprobs of the 5 trained positions add up to -1.9375."""
     expected = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
     rows = worked.rows(name)
 

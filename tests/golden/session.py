@@ -1,4 +1,4 @@
-"""A stage of the golden session: a proxy before a tape engine, whose requests and responses are recorded.
+"""A stage of the golden session: a proxy before a tape engine; their requests and responses are recorded.
 
 The clock advances between two requests only, and entropy is deterministic: two runs differ in ports and in the incarnations
 of rollouts, and in nothing else.

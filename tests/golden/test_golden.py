@@ -1,4 +1,4 @@
-"""Stored records, exports and wire bytes equal those of the golden files, which `record.py` records.
+"""Stored records, exports and wire bytes equal the golden files, which `record.py` records.
 
 Sentences for people (error messages, reasons) are masked in the files.
 """

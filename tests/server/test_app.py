@@ -63,7 +63,7 @@ async def upstream(engine):
 
 
 async def test_a_scorer_has_its_own_endpoints_and_the_common_limits(engine, upstream):
-    """The policy has those of calls, and nothing routes calls to the others."""
+    """The policy scores on the endpoints of calls; no call is routed to the endpoints of other scorers."""
     scorer = {"endpoints": [{"url": "http://127.0.0.1:9", "kind": "vllm"}], "model": "big", "version": "2"}
     settings = settings_for(
         engine.url,

@@ -183,7 +183,7 @@ async def test_an_error_of_accept_is_logged_and_retried(acceptor, monkeypatch, c
     (listening,) = accepting._listening
 
     class Failing:
-        """A listening socket whose first accept fails."""
+        """A listening socket that fails its first accept."""
 
         fails = True
 

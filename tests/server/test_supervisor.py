@@ -73,7 +73,7 @@ class Agents:
 
 
 async def metric(url, http, line):
-    """Return a metric from any worker, which sums those of all."""
+    """Return a metric from any worker; each worker sums the metrics of all."""
     async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as response:
         text = await response.text()
     return sum(float(value) for value in re.findall(rf"^{line}(?:{{\S*)? (\S+)$", text, re.MULTILINE))
@@ -291,7 +291,7 @@ async def test_a_crashing_worker_is_restarted_with_growing_delays(tmp_path, monk
 
 
 def test_each_worker_has_its_own_journal():
-    """The first has that of a single process, so that adding workers abandons no journal."""
+    """The first worker uses a single process's journal, so that adding workers abandons no journal."""
     settings = load(workers=2, store={"spool_path": "spool/steps"})
 
     paths = [str(settings_of_worker(settings, number).store.spool_path) for number in range(3)]

@@ -183,7 +183,7 @@ def test_the_pieces_are_the_text(pieces, size):
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_alternatives_follow_the_token(count):
-    """The logprobs are those of the token, then of the most likely tokens, each token once."""
+    """The first logprob is the token's; the most likely tokens follow, each token once."""
     logprobs = sampled_tokens("It", count)[0].logprobs
 
     assert logprobs[0][0] == "It"

@@ -22,7 +22,7 @@ def sampled_ids(choice):
 
 @SHAPES
 async def test_ids_are_split_and_the_text_is_the_same(shape, start, tools):
-    """At rate 0.3 many tokens are split; ids, logprobs and usage agree, and the message is that of rate 0."""
+    """At rate 0.3 many tokens are split; ids, logprobs and usage agree, and the message is the same as at rate 0."""
     replies = []
     for rate in (0.0, 0.3):
         client = await start(Options(shape=shape, script=SCRIPT, noncanonical_rate=rate))

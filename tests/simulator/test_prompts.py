@@ -93,7 +93,7 @@ async def test_a_vllm_stream_returns_the_ids(start):
 
 
 async def test_a_chat_by_ids_renders_nothing(start):
-    """With ids, vLLM does not render the messages, of which there may be none."""
+    """With ids, vLLM does not render the messages, so the list may be empty."""
     client = await start(Options(template="{{ raise_exception('no') }}"))
 
     assert IDS == await prompt_ids(client, "vllm", messages=[], **WAYS["vllm"](IDS))

@@ -60,7 +60,7 @@ async def test_the_most_likely_tokens_of_a_prompt_are_beside_its_own(sglang):
 
 
 async def test_prompt_logprobs_ignore_the_temperature(sglang):
-    """A prompt's logprobs are the model's at any temperature; those of sampled tokens are after temperature."""
+    """A prompt's logprobs are the model's at any temperature; a sampled token's logprob is after temperature."""
     body = {
         "input_ids": [350, 261, 70],
         "return_logprob": True,

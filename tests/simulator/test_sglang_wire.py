@@ -167,7 +167,7 @@ def test_entries_have_texts_on_request():
 
 
 def test_metadata_has_the_current_version_and_the_spans():
-    """The version is that at the end of the call, the spans are those of the tokens."""
+    """The version is the one at the end of the call; the spans have the versions of the tokens."""
     versions, weights = WeightVersions(), Weights("b")
     versions.record(0, "a")
     metadata = ResponseMetadata("r", versions, weights)

@@ -172,7 +172,7 @@ def test_markers_are_listed_once_without_the_tokens_of_every_model():
 
 
 def test_a_template_that_names_bos_or_eos_writes_them():
-    """`bos_token` and `eos_token` are variables whose values are markers."""
+    """The variables `bos_token` and `eos_token` have markers as values."""
     assert [BOS, "</s>"] == markers_of("{{ bos_token }}x{{ eos_token }}", "</s>")
     assert [] == markers_of("{# bos_token #}{{ eos_token }}", EOS)
     assert uses_bos("{{ bos_token }}")
@@ -211,7 +211,7 @@ def test_the_template_gets_an_object(prepare, arguments):
 
 @pytest.mark.parametrize("arguments", ["", '{"a": 1, "b": "cu', "nothing", "[]", "4", "null", '"a"', "NaN"])
 def test_vllm_replaces_other_arguments_by_an_empty_object(arguments):
-    """Invalid JSON, such as that of a truncated call, and JSON other than an object become `{}`."""
+    """Invalid JSON, as in a truncated call, and JSON other than an object become `{}`."""
     assert {} == prepared(prepare_for_vllm, with_call(arguments))
 
 
@@ -240,7 +240,7 @@ def test_vllm_rejects_invalid_tool_calls(message):
 
 @pytest.mark.parametrize("arguments", ["", '{"a": 1, "b": "cu', "NaN", "[]", "4", "null"])
 def test_sglang_rejects_arguments_other_than_an_object(arguments):
-    """Arguments that are not a JSON object, such as those of a truncated call, are an error in every later turn."""
+    """Arguments that are not a JSON object, as in a truncated call, are an error in every later turn."""
     with pytest.raises(RequestError, match="must be (valid JSON|a JSON object)") as error:
         prepare_for_sglang([USER, with_call(arguments)])
 

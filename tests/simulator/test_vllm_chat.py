@@ -261,7 +261,7 @@ async def test_a_reply_has_a_maximum_length(engine, more):
 
 
 def named_by_id(choices) -> bool:
-    """Whether all logprob entries name ids, with the token's text as its `bytes` and the name as those of alternatives."""
+    """Return whether all logprob entries name ids; `bytes` is the token's text, or in alternatives the name."""
     entries = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
     ids = [token for choice in choices for token in choice.get("token_ids") or ()]
     alternatives = [other for entry in entries for other in entry["top_logprobs"]]

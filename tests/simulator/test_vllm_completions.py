@@ -212,7 +212,7 @@ def named_by_id(choice) -> bool:
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 3}, {"echo": True}])
 async def test_tokens_can_be_named_by_id(start, cassette, skeleton, more):
-    """With return_tokens_as_token_ids logprobs name ids as in vLLM, those of an echoed prompt, too."""
+    """With return_tokens_as_token_ids logprobs name ids as in vLLM, in an echoed prompt, too."""
     recorded = cassette("cmpl_asids")
     completion = await (await start(TINY))(recorded.path, **{**recorded.body, **more}, ignore_eos=True)
 

@@ -94,7 +94,7 @@ async def test_generate_equals_completions(engine):
 
 
 async def test_masks_and_experts_are_optional(start):
-    """If enabled, masks contain the sampled ids, and experts are those of all tokens but the last; otherwise both are null."""
+    """If enabled, masks contain the sampled ids, and experts cover all tokens but the last; otherwise both are null."""
     body = {"token_ids": PROMPT, "sampling_params": {"seed": 3, "max_tokens": 5, "ignore_eos": True}}
     plain = (await (await start(Options()))(PATH, **body))["choices"][0]
     enabled = (await (await start(Options(sampling_mask=True, routed_experts=True)))(PATH, **body))["choices"][0]

@@ -83,7 +83,7 @@ class Server:
 
 
 def free_port():
-    """Return a free port whose cluster bus port (10,000 higher) is valid."""
+    """Return a free port with a valid cluster bus port (10,000 higher)."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -619,7 +619,7 @@ async def test_each_append_concurrent_with_closing_is_earlier_or_late(store):
 
 @pytest.fixture(params=["embedded", "redis", "cluster"])
 async def mortal(request, url_of, opened):
-    """Return an empty store whose rollouts expire."""
+    """Return an empty store that expires rollouts."""
     return await opened(url_of(request.param), ttl_s=1000)
 
 

@@ -125,7 +125,7 @@ def odd_steps(draw):
 
 
 def read_back(steps):
-    """Return the steps as a reader gets them; steps whose record is rejected are omitted."""
+    """Return the steps as a reader gets them; a step with a rejected record is omitted."""
     read = []
     for position, step in enumerate(steps):
         with suppress(TypeError, ValueError, AttributeError):  # a failed write stores nothing

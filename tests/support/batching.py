@@ -6,7 +6,7 @@ from aiohttp import web
 
 
 class BatchServer:
-    """Claims come from `ready`; `lost` are batches whose lease is lost, `partly_lost` groups of a batch that are lost.
+    """Claims come from `ready`; `lost` are batches without their lease, `partly_lost` groups of a batch that are lost.
 
     `other` is the number of available groups that a claim does not consider. `requests` has each request: ("claim", body) or
     (verb, batch id, body).

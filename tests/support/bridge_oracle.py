@@ -27,7 +27,7 @@ def begins_with_the_recorded_ids(boundary: Boundary) -> bool:
 def ends_as_rendered(boundary: Boundary) -> bool:
     """Return whether the ids after them are an end of the rendering of the call's messages.
 
-    In `append` it may be that of the call's messages with the tool calls of the reply alone.
+    In `append` the messages may have the tool calls of the reply alone.
     """
     match, rendered = boundary.found, [rendering(boundary)]
     if boundary.mode == "append" and match.reply.get("tool_calls"):
@@ -61,7 +61,7 @@ def wrong_bridge(boundary: Boundary) -> str | None:
 
 
 def keeps_the_history(boundary: Boundary) -> bool:
-    """Return whether the rendering of the call's messages begins with that of the messages before the turn."""
+    """Return whether the messages before the turn, rendered, begin the rendering of the call's messages."""
     engine, tools = boundary.engine, boundary.tools
     engine.day, day = boundary.day, engine.day
     try:
@@ -211,7 +211,7 @@ def _renewed(messages: Sequence[Message]) -> list[Message]:
 
 
 def _marked(reply: Message, *, in_place: bool = False) -> Message:
-    """Return a reply whose content, reasoning and last call end with a mark, added or in place of the last letters."""
+    """Return a reply with a mark at the end of its content, reasoning and last call, added or in place of the last letters."""
     marked: dict[str, Any] = dict(reply)
     for name, mark in zip(("content", "reasoning"), MARKS, strict=False):
         text = marked.get(name)

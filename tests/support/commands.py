@@ -42,7 +42,7 @@ def started(*words: str, **environment: str):
 
 
 def children_of(pid: int, word: str = "") -> list[int]:
-    """Return the live child processes whose command line contains this word."""
+    """Return the live child processes with this word in their command line."""
     found = (int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return [child for child in found if word in _command_of(child)]
 

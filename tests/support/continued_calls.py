@@ -1,4 +1,4 @@
-"""Rollouts over HTTP with a chat template: a simulated engine whose requests are recorded, a proxy, and agents."""
+"""Rollouts over HTTP with a chat template: a simulated engine that records its requests, a proxy, and agents."""
 
 import json
 import re
@@ -98,7 +98,7 @@ async def tapped(**options: Any) -> AsyncIterator[TappedEngine]:
 
 
 def continuations_made(monkeypatch: Any) -> list[PromptContinuation]:
-    """Return the list to which those of proxies that start from now on are added, to change their timeouts."""
+    """Return a list to which proxies that start from now on add their prompt continuation, to change timeouts."""
     made: list[PromptContinuation] = []
 
     class Added(PromptContinuation):
@@ -206,7 +206,7 @@ def without_rid(body: bytes) -> bytes:
 class Agent:
     """An agent: it drops reasoning and formats tool arguments in its own way.
 
-    `fields` are those of its body, `headers` those of its calls.
+    Its calls have the `fields` in their bodies, and the `headers`.
     """
 
     served: Served
@@ -242,7 +242,7 @@ class Agent:
         return body | ({"tools": [TOOL]} if self.tools else {}) | ({"stream": True} if self.stream else {})
 
     async def call(self) -> dict[str, Any]:
-        """Make a call; return the whole response, of which a stream has the choices only."""
+        """Make a call; return the whole response, or the choices of a stream."""
         self.body_sent = deepcopy(self.body())
         status, response = await self.served.send(self.path, self.body_sent, **self.headers)
         self.statuses.append(status)

@@ -215,7 +215,7 @@ class Rollout:
             return None
 
     def _stops(self) -> frozenset[int]:
-        """Return the ids that are known to close turns: those of this rollout, and of earlier rollouts of the model."""
+        """Return the ids that are known to close turns, from this rollout and from earlier rollouts of the model."""
         earlier = self.engine.encode(self.engine.template.stops[0]) if self.plan.knows_stops else []
         return frozenset([token for _, _, token in self.turns.stops] + list(earlier))
 

@@ -1,4 +1,4 @@
-"""A fake engine whose second prompt is not what it sampled, and whose detokenizer a test controls."""
+"""A fake engine with other ids than it sampled in its second prompt, and with a detokenizer that a test controls."""
 
 import asyncio
 from collections.abc import Callable

@@ -145,7 +145,7 @@ def other_prompt(written: Written, request: EngineRequest, random: Random) -> bo
 
 @fault("a second event of ids", channel="ids")
 def second_ids(written: Written, request: EngineRequest, random: Random) -> bool:
-    """Send SGLang's event of ids twice, the second time with those of another call."""
+    """Send SGLang's event of ids twice, the second time with the ids of another call."""
     found = [event for event in written.events if written.is_stream and event.value.get("sglext")]
     if not found:
         return False

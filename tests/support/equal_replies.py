@@ -1,4 +1,4 @@
-"""Rollouts whose replies are equal in part, drawn with hypothesis, on an engine whose ids decode to the messages.
+"""Rollouts with replies that are equal in part, drawn with hypothesis, on an engine with ids that decode to the messages.
 
 A message is written as `<role> thoughts | content | calls <end>`, one token for each character; a sampled character has one of
 two tokens, so that equal texts have different ids.

@@ -119,7 +119,7 @@ async def proxying(
 
 
 class FailingStore:
-    """A real store whose named operations fail, or first wait for an event."""
+    """A real store that fails named operations, or lets them wait for an event first."""
 
     def __init__(self, store) -> None:
         self._store = store

@@ -160,7 +160,7 @@ class _Engine:
         return {"content": self.text(ids)}
 
     def interleaved(self, chunks: list[list[Event]]) -> list[Event]:
-        """Return the chunks of all choices, those of each in order."""
+        """Return the chunks of all choices mixed; each choice keeps its order."""
         waiting, found = [list(events) for events in chunks if events], []
         while waiting:
             events = self.random.choice(waiting)

@@ -128,7 +128,7 @@ def must_be_flagged(call: FaultyCall, body: Json) -> bool:
 
 
 def recorded(call: FaultyCall, plan: Plan) -> Step:
-    """Return the step of a call whose response arrives in one read."""
+    """Return the step of a call that receives its response in one read."""
     text, content_type = call.response_to(plan.body)
     exchange = Exchange(plan, 200, content_type)
     exchange.response.feed(text)

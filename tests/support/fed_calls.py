@@ -90,7 +90,7 @@ PATHS = (CHAT, "/v1/messages", "/v1/responses", STREAM)
 
 
 def sent(path: str, kind: str, reads: list[bytes], *, stream: bool = True) -> Work:
-    """Return the work of a call whose response has these reads."""
+    """Return the work of a call that receives its response in these reads."""
     of_call = plan(path, kind, stream=stream)
     content_type = "text/event-stream" if stream else "application/json"
 
@@ -357,7 +357,7 @@ def read(path: str, fields: dict[str, Any], resolved: ResolvedReferences | None 
 
 
 def sampled_calls(fragment: str, size: int) -> ResolvedReferences:
-    """Return the references to a call whose arguments take half of a size."""
+    """Return the references to a call with arguments of half of a size."""
     arguments = orjson.dumps({"a": text(fragment, size // 2)}).decode()
     return ResolvedReferences(calls={"c": {"name": "f", "arguments": arguments}})
 
@@ -480,7 +480,7 @@ def a_turn(reply: dict[str, Any], ids: list[int], step_id: str = "s1", index: in
 
 
 def continued(reply: dict[str, Any], new: dict[str, Any], shown: str, ids: list[int]) -> Work:
-    """Return the work of continuing a turn with this reply, whose rendering has this text."""
+    """Return the work of continuing a turn with this reply and this rendered text."""
     step = a_turn(reply, ids)
     body = {"model": "policy", "messages": [user("a"), reply, new]}
     rendered = array("i", [1, 2, *[5] * len(ids), 99, 7])

@@ -54,7 +54,7 @@ def apart(fragment: str, size: int) -> list[Step]:
 
 
 def growing(fragment: str, size: int) -> list[Step]:
-    """Return a conversation whose messages and prompts have this size in all."""
+    """Return a conversation with messages and prompts of this size in all."""
     steps, messages, prompt = [], [user(fragment)], [1]
     for at in range(int((size // 4) ** 0.5) + 1):
         steps.append(a_call(at, list(messages), fragment, list(prompt), [3]))
@@ -64,7 +64,7 @@ def growing(fragment: str, size: int) -> list[Step]:
 
 
 def edited(fragment: str, size: int) -> list[Step]:
-    """Return a conversation whose first message is changed by each call, and whose ids are equal."""
+    """Return a conversation with equal ids; each call changes its first message."""
     steps, later = [], []
     for at in range(int((size // 4) ** 0.5) + 1):
         steps.append(a_call(at, [user(f"{fragment}{at}"), *later], fragment, [1] * (at + 1), [3]))
@@ -99,7 +99,7 @@ def replaced(fragment: str, size: int) -> list[Step]:
 
 
 def summarized(fragment: str, size: int) -> list[Step]:
-    """Return conversations whose first messages have many parts, and one that begins with a summary."""
+    """Return conversations with many parts in their first messages, and one that begins with a summary."""
     parts = [{"type": "text", "text": f"{fragment}{at}" + "x" * 32} for at in range(32)]
     lines = "\n".join(f"{fragment} a line of a summary {at}" for at in many(fragment, size))
     first = a_call(0, [{"role": "user", "content": parts}] * (size // 4096 + 1), "ok", [1], [2])
@@ -132,7 +132,7 @@ def listed(fragment: str, size: int) -> list[Step]:
 
 
 def tokens(fragment: str, size: int) -> list[Step]:
-    """Return calls whose prompts are one id, and share their beginnings; one has images and all that an engine returns."""
+    """Return calls with prompts of one id that share their beginnings; one has images, one all that an engine returns."""
     prompt = [1] * (size // 4)
     extra = {IMAGES: {"ids": ["a" * 32] * (size // 64), "token": 1}}
     full = replace(

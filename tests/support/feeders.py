@@ -1,4 +1,4 @@
-"""All feeders by name: those that are written, and one for each public function whose parameters all have a maker."""
+"""All feeders by name: the written ones, and one for each public function that has a maker for each parameter."""
 
 import ast
 import sys

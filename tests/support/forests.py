@@ -108,7 +108,7 @@ def unique_forests(draw: st.DrawFn) -> list[Step]:
     fresh = iter(range(1, 1_000_000))
     steps: list[Step] = []
     histories: list[list[int]] = [[]]
-    names = draw(st.permutations(range(12)))  # several replicas, whose clocks differ: IDs do not show the order
+    names = draw(st.permutations(range(12)))  # several replicas with different clocks: IDs do not show the order
     for number in range(draw(st.integers(1, 12))):
         base = draw(st.sampled_from(histories))
         cut = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))

@@ -18,13 +18,13 @@ def open_files() -> frozenset[str]:
     for descriptor in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - Path takes ten times as long, after each test
         try:
             found.add(f"{descriptor} {os.readlink(f'{_DESCRIPTORS}/{descriptor}')}")  # noqa: PTH115
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
     return frozenset(found)
 
 
 def collect() -> list[str]:
-    """Collect garbage; return the warnings that it raised, such as those of unclosed sockets."""
+    """Collect garbage; return the warnings that it raised, for example about unclosed sockets."""
     found: list[str] = []
     web_app._cached_build_middleware.cache_clear()  # it keeps the last 1,024 applications
     earlier = sys.unraisablehook

@@ -111,7 +111,7 @@ class WatchedProxy:
         return Measured(**orjson.loads(await asyncio.to_thread(self._request, b"read")))
 
     async def grown_bytes(self) -> int:
-        """Return how far the memory rose above that of the last `reset`."""
+        """Return how far the memory rose at most since the last `reset`."""
         return (await self.measured()).peak_bytes - self.base_bytes
 
     def _request(self, command: bytes) -> bytes:

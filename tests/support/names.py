@@ -207,7 +207,7 @@ def is_command(line: str) -> bool:
 
 
 def options_in(text: Text) -> Iterator[str]:
-    """Yield options in code spans of pages, and in the strings of the proxy, ours and those of other programs."""
+    """Yield options in code spans of pages, and in the strings of the proxy, for our commands and for other programs."""
     if text.is_page:
         for span in _CODE_SPAN.findall(text.text):
             yield from re.findall(r"(?<![\w-])--[a-z][\w-]*", span)

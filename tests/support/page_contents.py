@@ -1,6 +1,6 @@
 """Contents of the page in its tests: recorded through a proxy, or by the recorder if large or flagged.
 
-Rollouts of each kind that the page distinguishes, and one whose every text is hostile.
+Rollouts of each kind that the page distinguishes, and one with hostile texts everywhere.
 """
 
 import random

@@ -41,7 +41,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return every page, without those of benchmark results."""
+    """Return every page except benchmark results."""
     return sorted([*(ROOT / name for name in SINGLE if (ROOT / name).exists()), *ROOT.glob("docs/**/*.md")])
 
 

@@ -57,7 +57,7 @@ CONTENT_TYPES = {".json": "application/json", ".sse": "text/event-stream; charse
 
 
 def find(name: str, suffix: str, kind: str = "vllm") -> Path:
-    """Return the path of a cassette's file: that of `recorded/chat_stop_s_inj` is in `recorded/stops`.
+    """Return the path of a cassette's file: `recorded/chat_stop_s_inj` has its file in `recorded/stops`.
 
     Raises:
         FileNotFoundError: the cassette does not exist.

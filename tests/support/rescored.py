@@ -1,4 +1,4 @@
-"""Proxies with scorers: the simulator as the policy, and fake teachers whose logprobs are lower by a known difference."""
+"""Proxies with scorers: the simulator as the policy, and fake teachers with logprobs that a known difference lowers."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from tests.support.scoring import score
 
 from proxy.simulator.model import load_model
 
-BELOW = 0.5  # nats by which a teacher's logprobs are below those of the simulator
+BELOW = 0.5  # nats by which a teacher's logprobs are below the simulator's
 
 
 class Teacher:
     """What a fake engine does as a teacher: it scores ids with the simulator's model, less `below`.
 
     `texts`: its text of an id, in place of the simulator's; None: it has no /detokenize. `failing`: the status of its
-    scoring requests; those of more ids than `longest` fail as well. `together`: they wait for each other. `adapters`: entries
-    of its model list.
+    scoring requests; requests with more ids than `longest` fail as well. `together`: they wait for each other. `adapters`:
+    entries of its model list.
     """
 
     def __init__(self, below: float = BELOW) -> None:

@@ -59,7 +59,7 @@ def response_of(message, finish_reason="stop", **fields):
 
 
 def cut(draw, text):
-    """Split the text into pieces, some of which are empty."""
+    """Split the text into pieces, which may be empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
@@ -116,7 +116,7 @@ def stream_of(body, chunks, error=None):
 
 
 def events_of(stream):
-    """Return the events of a stream, whose `event` line equals the type in its data."""
+    """Return the events of a stream; assert that each `event` line equals the type in its data."""
     events = []
     for block in stream.decode().split("\n\n")[:-1]:
         kind, text = block.split("\n")

@@ -1,6 +1,6 @@
 """Rollout servers by Osmosis' protocols (71b6d83; f47b00f~1) on a real socket, and a proxy that is configured with one.
 
-The mask is computed as they do it: the length of the rendered messages, minus that of the previous call and its sample.
+The mask has the length that they compute: the rendered messages, minus the previous call and its sample.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Blocks of pages, run as a reader would: Python and shell against a served proxy, other languages validated.
 
 There is one function for each language and one for each program of a shell line; an unknown one is an error with the
-fix. The addresses in pages are replaced by those of the test: 127.0.0.1:8400 is the proxy, 8000 and 8401 are engines.
+fix. The test's addresses replace the addresses in pages: 127.0.0.1:8400 is the proxy, 8000 and 8401 are engines.
 """
 
 import contextlib
@@ -146,7 +146,7 @@ def _console(text: str, reader: Reader) -> None:
 
 
 def _vllm(words: list[str]) -> None:
-    """Check that vLLM's flags are among those of the real engine's tests."""
+    """Check that the real engine's tests use these vLLM flags."""
     source = (ROOT / "tests" / "system" / "real_engines" / "conftest.py").read_text()
     for flag, value in zip(words, [*words[1:], "--"], strict=True):
         if flag.startswith("--"):

@@ -28,7 +28,7 @@ def likely(ids: Sequence[int], count: int) -> list[dict[int, float]]:
 
 
 def masked_row(temperature: float = 0.7, kept: int = 5, rollout: str = "r1") -> dict:
-    """A row whose tokens were sampled from the `kept` most likely ones, with its masks and the logprobs over these."""
+    """A row of tokens that were sampled from the `kept` most likely ones, with its masks and the logprobs over these."""
     row = honest_row(rollout)
     ids = row["token_ids"]
     masks, logprobs = [[]] * 10, [None] * 10

@@ -11,7 +11,7 @@ from tests.support.odd_values import nested, odd_text
 
 from proxy.trajectory.codec import frame, open_frame
 
-# Kinds of keys whose values belong to one entity.
+# Kinds of keys with values of one entity.
 OF_ENTITIES = ("rollout", "records", "positions", "blocks", "marks")
 
 
@@ -86,7 +86,7 @@ def odd_inside(random: Random, before: bytes) -> bytes:
 
 
 def odd_record(random: Random, before: bytes) -> bytes:
-    """Return a record with a valid checksum whose head has an odd value, or other bytes."""
+    """Return a record with a valid checksum and an odd value in its head, or with other bytes."""
     try:
         schema, packed = open_frame(before)
         raw = zstandard.ZstdDecompressor().decompress(packed)

@@ -12,7 +12,7 @@ from proxy.telemetry.metrics import make_metrics
 
 
 class SetClock(SystemClock):
-    """A clock whose Unix time a test sets."""
+    """A clock; a test sets its Unix time."""
 
     def __init__(self, ms: int = 1000) -> None:
         self.ms = ms
@@ -22,7 +22,7 @@ class SetClock(SystemClock):
 
 
 class Process:
-    """The services of one process; `settled` has the rollouts whose drift is counted, once for each finish."""
+    """The services of one process; each finish that counts the drift of a rollout adds it to `settled`."""
 
     def __init__(self, store, clock) -> None:
         self.store, self.clock = store, clock

@@ -37,7 +37,7 @@ def call(
     agent: str | None = None,
     **facts: Any,
 ) -> Step:
-    """Return a step whose ids are its own. `number` is its place in time."""
+    """Return a step with ids of its own. `number` is its place in time."""
     prompt = [{"role": "system", "content": system}] if system else []
     body: dict[str, Any] = {"model": model, "messages": [*prompt, *messages]}
     if tools:
@@ -63,7 +63,7 @@ def conversation(turns: int, task: str, **facts: Any) -> list[dict[str, Any]]:
 
 @st.composite
 def sessions(draw):
-    """Draw the threads of a rollout, and two orders of their calls in each of which what starts a thread is older.
+    """Draw the threads of a rollout, and two orders of their calls. In both orders a thread follows the call that starts it.
 
     Returns the two lists of steps; a step has the name of its thread in its metadata (`extra["is"]`).
     """
@@ -86,7 +86,7 @@ def sessions(draw):
 
 
 def _in_order(threads, random) -> list[Step]:
-    """Return the calls in a drawn order: those of a thread in order, agents after the first call of the main thread."""
+    """Return the calls in a drawn order: each thread keeps its order, and agents follow the first call of the main thread."""
     left = {name: list(calls) for name, calls in threads.items()}
     steps: list[Step] = []
     while any(left.values()):

@@ -1,4 +1,4 @@
-"""Failover of three endpoints under load, one of which is killed."""
+"""Failover of three endpoints under load; one of them is killed."""
 
 import asyncio
 import sys

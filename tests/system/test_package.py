@@ -55,7 +55,7 @@ def built(folder: Path, target: str) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(dist, tmp_path_factory):
-    """The command of the wheel in a new environment, whose dependencies are those of this one."""
+    """The command of the wheel in a new environment with the dependencies of this one."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"

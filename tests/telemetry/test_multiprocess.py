@@ -117,7 +117,7 @@ async def test_a_worker_that_does_not_respond_is_counted_as_missing(workers, tmp
 
 
 async def test_a_slow_worker_does_not_look_restarted(tmp_path):
-    """The start time is that of the youngest worker, also if it does not respond: each change of it is a restart."""
+    """The youngest worker determines the start time, also if it does not respond: each change of it is a restart."""
     started = []
     for number, second in ((0, 100.0), (1, 200.0)):
         registry = CollectorRegistry()

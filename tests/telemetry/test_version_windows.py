@@ -51,7 +51,7 @@ def test_versions_older_than_all_windows_are_counted_together():
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 400).map(str))))
 def test_each_policy_has_at_most_ten_windows_and_the_returned_one_is_among_them(observed):
-    """They are the newest, and those of one policy do not depend on the others."""
+    """Each policy keeps its newest windows, independently of the other policies."""
     series = Series()
     for policy, version in observed:
         label = series.windows.of(policy, version)

@@ -15,7 +15,7 @@ from tokentape import AsyncClient, Client
 
 @pytest.fixture
 def shape():
-    """The engine whose HTTP API the simulator has; a test can parametrize it."""
+    """The engine type that the simulator imitates; a test can parametrize it."""
     return "vllm"
 
 

@@ -1,4 +1,4 @@
-"""Batches of the blocking client, whose heartbeat is a thread; test_batches tests what both clients do."""
+"""Batches of the blocking client, which has its heartbeat in a thread; test_batches tests what both clients do."""
 
 import asyncio
 import threading

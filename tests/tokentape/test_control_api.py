@@ -39,7 +39,7 @@ async def test_the_continuation_mode_is_set_when_a_rollout_is_opened_and_changed
 
 
 async def test_opening_a_rollout_twice_returns_the_same_response(client):
-    """A request whose response was lost can be sent again."""
+    """A client can send a request again if its response was lost."""
     assert await client.open_rollout("r1", model="policy") == await client.open_rollout("r1", model="policy")
 
 
@@ -68,7 +68,7 @@ async def test_an_id_of_dots_is_not_a_parent_folder(client):
 
 
 async def test_rollouts_are_listed_page_by_page(client):
-    """All rollouts, for any page size; filters are those of the route."""
+    """The client lists all rollouts, for any page size, and has the route's filters."""
     names = [f"r{number}" for number in range(5)]
     for name in names:
         await client.open_rollout(name, group_id="odd" if name in ("r1", "r3") else None)

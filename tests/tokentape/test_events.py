@@ -88,7 +88,7 @@ async def test_the_first_failure_and_lasting_errors_are_raised(engine, delays, s
 
 
 async def test_the_changes_of_a_proxy_are_followed(url):
-    """Those of one rollout, or of all."""
+    """A client follows the changes of one rollout, or of all."""
     async with (
         AsyncClient(url) as client,
         aclosing(client.events()) as every,

@@ -42,7 +42,7 @@ def script(engine):
 
 @pytest.fixture
 async def scripted(script, engine, store):
-    """A client of a proxy before an engine whose completions a test sets."""
+    """A client of a proxy before an engine; a test sets the engine's completions."""
     async with proxying(engine.url, store) as served, AsyncClient(served.url) as client:
         yield client
 
@@ -145,7 +145,7 @@ async def test_at_3_equal_samples_are_separate_nodes(scripted, script, track_tre
 
 
 async def test_at_4_an_empty_completion_is_not_continued_by_another_prompt(scripted, script):
-    """The text of a completion that is only an end of sequence is more than that of its prompt."""
+    """An end of sequence alone makes a completion longer than its prompt."""
     script.replies("", "B")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt="A")
@@ -372,7 +372,7 @@ async def test_a_rollout_that_the_block_finishes_keeps_its_status(scripted, scri
 
 
 async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_returned(scripted, script):
-    """A chat node has an empty text; that of a completion is its prompt and the engine's text."""
+    """A chat node has an empty text; a completion's node has its prompt and the engine's text."""
     script.replies("yes", " no")
     async with scripted.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
@@ -382,7 +382,7 @@ async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_retur
 
 
 async def test_a_prompt_can_be_token_ids(scripted, script):
-    """It continues the node whose ids it starts with."""
+    """The call continues the node with the ids at its start."""
     script.replies("yes", "no", finish_reason="length")
     async with scripted.managed_server(script.words) as managed:
         await managed.completion(prompt=script.words.encode("Say"))

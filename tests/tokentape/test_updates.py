@@ -124,7 +124,7 @@ async def test_if_resuming_fails_after_an_exception_there_is_a_note_on_how_to_re
 
 
 async def test_calls_stay_paused_if_the_version_cannot_be_announced(client_at, engine, requests):
-    """The engines have weights whose version is not known."""
+    """The engines have weights of an unknown version."""
     engine.failing = {"PUT /policy"}
     client = client_at(engine.url)
     with pytest.raises(ClientError) as caught:

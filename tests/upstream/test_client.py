@@ -273,7 +273,7 @@ async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to, m
 
 
 async def test_an_engines_type_and_version_are_detected(upstream_to):
-    """Those of an unreachable engine are unknown."""
+    """The type and version of an unreachable engine are unknown."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
         await upstream.detect_all()

@@ -189,7 +189,7 @@ async def test_configured_placeholders_are_not_looked_up(engine, store, http):
 
 
 async def test_an_empty_list_disables_the_check(engine, store, http):
-    """For models whose images have several runs."""
+    """Models with several runs of placeholders in an image need this."""
     answering(engine, [], prompt=[1, 9, 2, 9])
 
     assert [(None, ())] == await recorded(engine, store, http, image_tokens=[])

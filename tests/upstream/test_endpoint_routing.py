@@ -110,7 +110,7 @@ def endpoints_of(*models):
     ],
 )
 def test_a_model_is_served_by_the_endpoints_that_list_it(models, chosen):
-    """And by those whose models are unknown; if there are none, by those without configured models."""
+    """Endpoints with unknown models serve it, too; if there are none, endpoints without configured models do."""
     endpoints = endpoints_of(*models)
 
     assert [endpoints[number] for number in chosen] == list(serving(endpoints, "a"))

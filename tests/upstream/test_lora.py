@@ -14,7 +14,7 @@ from proxy.upstream.lora import load_adapter, unload_adapter
 
 @pytest.fixture
 async def upstream(engine):
-    """The endpoints, of which the fake engine is the only one."""
+    """The endpoints: only the fake engine."""
     upstream = Upstream(settings_for(engine.url).engines, make_metrics(CollectorRegistry()))
     yield upstream
     await upstream.close()

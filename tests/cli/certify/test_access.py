@@ -115,7 +115,7 @@ def test_the_proxy_acts_nowhere_but_at_the_engine(tmp_path):
 
 async def test_the_proxy_and_its_store_are_removed(engine, tmp_path_factory, monkeypatch):
     """Also after an error; before the engine answers, nothing is started."""
-    folder = tmp_path_factory.mktemp("t")  # a short path: it is also that of a Unix socket
+    folder = tmp_path_factory.mktemp("t")  # a short path, because a Unix socket is in it
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     async def respond(request, body):

@@ -21,7 +21,7 @@ def stream(*events: object) -> bytes:
 
 
 def test_a_stream_is_its_events_with_names_and_its_end():
-    """Comments, such as those of a replay, are none of them."""
+    """Comments, for example in a replay, are not events."""
     body = b": keep-alive\n\nevent: ids\ndata: {}\r\n\r\n" + stream(1)
 
     assert [{"event": "ids", "data": {}}, 1, "[DONE]"] == payloads("text/event-stream", body)

@@ -30,7 +30,7 @@ SLOW_S = 0.02  # of a token, so that a call can be interrupted
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("tools", [False, True], ids=["chat", "tools"])
 async def test_a_conversation_is_one_sequence_in_append(tools, stream):
-    """In faithful the template decides, and the reason is that of the step."""
+    """In faithful the template decides, and the result has the step's reason."""
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
         await continued(suite, "append", tools=False, stream=False)  # shows the stop token
         append = await continued(suite, "append", tools=tools, stream=stream)

@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 async def certified(change, name="chat", *, stream=False, **options):
-    """Return the result of one shape with a simulated engine, whose responses are changed."""
+    """Return the result of one shape with a simulated engine and changed responses."""
     async with (
         simulating("127.0.0.1:0", Options(**options)) as engine,
         tampered(engine, change) as url,
@@ -41,7 +41,7 @@ async def test_an_engine_without_faults_is_exact(shape, stream):
 
 
 async def test_a_slow_engine_gets_shorter_replies():
-    """Except of shapes whose length is a part of them."""
+    """Shapes with a fixed length keep it."""
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
         lengths = {}
         for suite.tokens_per_s in (1000.0, 25.0, 0.1):
@@ -129,7 +129,7 @@ async def test_scores_that_are_rounded_differently_are_no_fault():
 
 @BOTH
 async def test_a_problem_that_no_limitation_explains_is_unexpected(stream):
-    """The step is flagged, and the sentence is that of the problem."""
+    """The step is flagged, and the result has the problem's sentence."""
 
     def change(path, body, answer):
         for choice in answer.get("choices", ()) if path == CHAT and requests_ids(body) else ():

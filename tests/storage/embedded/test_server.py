@@ -225,7 +225,7 @@ async def test_an_incomplete_write_at_the_end_is_ignored(url, path, opened):
 
 
 async def append_until_refused(store, size=5000):
-    """Append records until the store refuses one; return the names of those whose append returned."""
+    """Append records until the store refuses one; return the names of the appended records."""
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     names = []
     with pytest.raises(StoreUnreachable, match="MISCONF"):

@@ -73,7 +73,7 @@ async def test_groups_are_listed_in_the_order_in_which_they_were_enqueued(store)
 
 
 async def test_one_of_concurrent_claims_succeeds(store):
-    """The fields are those of the successful claim."""
+    """The successful claim writes the fields."""
     queued = (await enqueued(store, "g"))["g"]
 
     claims = await asyncio.gather(
@@ -86,7 +86,7 @@ async def test_one_of_concurrent_claims_succeeds(store):
 
 
 async def test_a_repeated_claim_of_the_same_holder_succeeds(store):
-    """A claim whose response was lost can be repeated."""
+    """A holder can repeat a claim if its response was lost."""
     queued = (await enqueued(store, "g"))["g"]
 
     assert await store.queue.claim(queued, "h", {}, **LONG)
@@ -234,7 +234,7 @@ async def test_a_claim_removes_the_entry_of_an_expired_group(url_of, opened, unt
 
 
 async def test_the_counts_are_of_available_and_of_claimed_groups(store):
-    """A group with an expired lease is available; the age is that of the oldest group that was never claimed."""
+    """A group with an expired lease is available; the oldest group that was never claimed determines the age."""
     empty = await store.queue.counts()
     queued = await enqueued(store, *map(str, range(20)))
     before = await store.queue.counts()
@@ -328,7 +328,7 @@ async def test_a_deleted_group_is_removed_from_each_queue_when_it_is_claimed(eac
 
 
 async def test_many_entries_of_one_queue_do_not_hide_those_of_another(each_store):
-    """A limit is that of the queue."""
+    """Each queue has its own limit."""
     for number in range(60):
         await enqueue(each_store, f"first{number}", "planner")
     await enqueue(each_store, "last", DEFAULT_QUEUE)

@@ -17,7 +17,7 @@ from storage.types import Change, Origin, StepWrite, Timer
 
 @pytest.fixture(params=["redis", "cluster"])
 async def mortal(request, url_of, opened):
-    """Return an empty store whose rollouts expire."""
+    """Return an empty store that expires rollouts."""
     return await opened(url_of(request.param), ttl_s=100)
 
 
@@ -228,7 +228,7 @@ SAME = [name for name in map(str, range(200)) if bucket_for(name) == BUCKETS[0]]
     st.integers(HEAD, 200),
 )
 async def test_the_newest_values_within_the_limit_are_kept(server, puts, share):
-    """The size that is counted is that of the values; a value that replaces another one is the newest."""
+    """The values' sizes are counted; a value that replaces another one is the newest."""
     store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8)))
     expected: OrderedDict[str, bytes] = OrderedDict()
     for number, (name, size) in enumerate(puts):

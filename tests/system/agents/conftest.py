@@ -30,7 +30,7 @@ def environment():
 
 @pytest.fixture(scope="session")
 def table():
-    """The results table, of which the page has the rows of the clients that ran."""
+    """The results table; the page has the rows of the clients that ran."""
     table = Table()
     yield table
     table.write()

@@ -13,7 +13,7 @@ _NEWEST = re.compile(r"\((\S+)\)")  # "openai (3.54.0)"
 
 
 def main() -> None:
-    """Print a line for each package with a newer version, or whose newest version cannot be looked up."""
+    """Print a line for each package that has a newer version, or that cannot be looked up."""
     packages = sorted({(client.runs, client.package) for client in (*LOOPS, *PAGE) if client.runs != "bash"})
     with ThreadPoolExecutor(4) as pool:
         for (runs, package), newest in zip(packages, pool.map(newest_version, packages), strict=True):

@@ -75,7 +75,7 @@ class Recorded:
 
 
 async def recorded(http: aiohttp.ClientSession, url: str, rollout: str, aside: str | None = None) -> Recorded:
-    """Fetch a rollout from the control API. Calls whose request contains `aside` are not of the main conversation."""
+    """Fetch a rollout from the control API. Calls with `aside` in their request are not of the main conversation."""
 
     async def fetch(path: str) -> Any:
         async with http.get(url + path) as response:

@@ -1,4 +1,4 @@
-"""The results table of docs/clients.md. A run of the tests updates the rows of the clients of which every test ran."""
+"""The results table of docs/clients.md. A run of the tests updates the row of a client if every test of the client ran."""
 
 import re
 from collections.abc import Iterator

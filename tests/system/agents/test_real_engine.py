@@ -1,4 +1,4 @@
-"""Two frameworks with a real vLLM, whose tiny model's output is constrained: exact steps, which it scores as recorded."""
+"""Two frameworks with a real vLLM and a tiny model with constrained output: exact steps, which it scores as recorded."""
 
 import orjson
 import pytest

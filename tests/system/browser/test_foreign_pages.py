@@ -88,7 +88,7 @@ async def stranger(browser):
 
 
 async def state(contents):
-    """Return what a page could change: the rollouts, that of `kept`, and whether calls are paused."""
+    """Return what a page could change: the rollouts, the rollout `kept`, and whether calls are paused."""
     listed = await contents.control("GET", "/rollouts")
     kept = next(rollout for rollout in listed["rollouts"] if rollout["rollout_id"] == "kept")
     policy = await contents.control("GET", "/policy")

@@ -15,7 +15,7 @@ async def column(page, table: str, key: str) -> list[str]:
 
 
 async def test_every_rollout_is_listed_with_its_values(contents, open_page):
-    """Status, reward, steps, tokens, exact and flagged steps, drift and group are those of the control API."""
+    """Status, reward, steps, tokens, exact and flagged steps, drift and group equal the control API's."""
     page = await open_page(f"{contents.url}/ui")
     await expect(page.locator(".row.g-rollouts:not(.head)")).to_have_count(20)
     rollouts = {rollout["rollout_id"]: rollout for rollout in (await contents.control("GET", "/rollouts"))["rollouts"]}

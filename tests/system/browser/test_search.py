@@ -1,4 +1,4 @@
-"""The search: rollouts whose prompts, replies or errors have a text."""
+"""The search: rollouts that have a text in a prompt, a reply or an error."""
 
 from playwright.async_api import expect
 

@@ -149,7 +149,7 @@ async def test_drift_is_marked_at_its_token(contents, open_page):
 
 
 async def test_messages_are_shown(contents, open_page):
-    """Those of the request, then the reply."""
+    """The page shows the request's messages, then the reply."""
     page, step = await opened(contents, open_page, "conversation", 1)
     texts = await page.locator(".message").all_inner_texts()
     contents_sent = [message["content"] for message in step["request"]["messages"]]

@@ -67,7 +67,7 @@ def test_calls_have_time_to_finish():
 
 
 def test_a_refused_configuration_is_not_restarted_and_a_failure_is():
-    """The exit code is that of `serve` for invalid settings (tests/cli/test_main.py)."""
+    """`serve` exits with this code if settings are invalid (tests/cli/test_main.py)."""
     unit = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
 
     assert "on-failure" == unit["Restart"]

@@ -1,4 +1,4 @@
-"""examples/bigram_engine.py: an engine whose policy is a table of logits."""
+"""examples/bigram_engine.py: an engine with a table of logits as its policy."""
 
 import aiohttp
 import bigram_engine

@@ -31,7 +31,7 @@ def names_in(path):
 
 
 async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path):
-    """A completed rollout waits for its reward; the staleness is that of its oldest token when it is logged."""
+    """A completed rollout waits for its reward; its oldest token determines its staleness when it is logged."""
     path, (url, _) = tmp_path / "log", simulated
     async with AsyncClient(url) as client:
         await client.put_policy(3)

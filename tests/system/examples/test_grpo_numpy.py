@@ -11,7 +11,7 @@ from tokentape import AsyncClient
 
 
 async def test_the_reward_rises_while_agents_are_ahead_of_the_trainer(store, run, whole):
-    """The recorded logprobs equal those of the recorded versions; some are older; the update lowers the loss."""
+    """The recorded logprobs equal the logprobs of the recorded versions; some are older; the update lowers the loss."""
     cut = [] if whole else ["--steps", 12, "--groups", 2, "--size", 8, "--rate", 250]
     with bigram_engine.serving("127.0.0.1", 0, seed=7) as engine:
         async with proxying(engine, store) as served:

@@ -1,4 +1,4 @@
-"""The example of a group of Harbor trials, with a stand-in for Harbor's job, whose trials call the simulator."""
+"""The example of a group of Harbor trials, with a stand-in for Harbor's job; its trials call the simulator."""
 
 import ast
 import sys

@@ -9,7 +9,7 @@ from tokentape import AsyncClient
 
 
 async def test_the_agent_is_recorded_unchanged_and_its_rows_are_printed(simulated, run):
-    """Four calls, two of which call tools, are one row with a reward; its sampled tokens are the steps'."""
+    """Four calls, two with tool calls, are one row with a reward; its sampled tokens are the steps'."""
     url, _ = simulated
     (row,), output = await run(record_agent.main, "--url", url)
     async with AsyncClient(url) as client:

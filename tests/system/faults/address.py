@@ -1,4 +1,4 @@
-"""A stable address for a store whose primary changes, in place of a service name or a balancer."""
+"""A stable address for a store that changes its primary, in place of a service name or a balancer."""
 
 import asyncio
 from contextlib import suppress

@@ -11,7 +11,7 @@ MODES = ["whole"] * 20 + ["cut"] * 3 + ["garbage", "refuse", "hang"]
 
 
 class Agents:
-    """Agents that make calls until they are stopped. `ended` maps each call whose client saw its end to its step ID."""
+    """Agents that make calls until they are stopped. `ended` maps each call to its step ID once the client saw its end."""
 
     def __init__(self, url: str, dice: Random, count: int) -> None:
         self._url, self._dice = url, dice

@@ -74,7 +74,7 @@ def valkey(folder: Path, name: str, port: int) -> Part:
 
 
 class WithStore:
-    """A system with a store that is restarted, and whose address does not change unless a replica takes over."""
+    """A system with a store that is restarted; its address does not change unless a replica takes over."""
 
     store: Part
     store_port: int

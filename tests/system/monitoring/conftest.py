@@ -23,7 +23,7 @@ Alerts = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The results of the run. `vectors` are those of panels and recording rules, by expression."""
+    """The results of the run. `vectors` has the results of panels and recording rules, by expression."""
 
     good_day: Alerts
     store_down: Alerts
@@ -82,5 +82,5 @@ def as_shown(expression: str) -> str:
 
 
 def selectors_from(expression: str) -> list[str]:
-    """Return the selectors of an expression: an alert whose selector matches no series never fires."""
+    """Return the selectors of an expression: an alert never fires if its selector matches no series."""
     return re.findall(r"\b(?:tokentape_|process_|up\b|\w+:)[\w:]*(?:\{[^}]*\})?", expression)

@@ -1,6 +1,6 @@
 """A proxy of two workers under load and a Prometheus that scrapes it, as real processes.
 
-The rules are those of deploy/, except that an alert fires after a second instead of minutes.
+The rules come from deploy/, except that an alert fires after a second instead of minutes.
 """
 
 import asyncio

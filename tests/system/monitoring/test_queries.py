@@ -22,7 +22,7 @@ def test_each_recording_rule_records(seen, name):
 
 @pytest.mark.parametrize("rule", rules_by_kind("alert"), ids=lambda rule: rule["alert"])
 def test_each_selector_of_an_alert_matches_a_series(seen, rule):
-    """An alert whose selector matches nothing never fires."""
+    """An alert never fires if its selector matches nothing."""
     assert selectors_from(rule["expr"])
     for selector in selectors_from(rule["expr"]):
         assert seen.selected[selector], selector

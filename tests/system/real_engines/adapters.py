@@ -12,7 +12,7 @@ OUTPUTS = {"q_proj": 64, "v_proj": 32}  # the tiny model has two heads and one K
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
-    """Write an adapter whose matrices follow from the seed; return its folder."""
+    """Write an adapter; its matrices follow from the seed. Return its folder."""
     random_numbers = random.Random(seed)
     shapes = {
         f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{side}.weight": shape

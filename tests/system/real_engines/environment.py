@@ -33,13 +33,13 @@ SGLANG = "0.5.23"
 LLAMACPP = "2026.10.11549"
 SMOLLM2 = "0.1.2"
 
-# TRL on top of vLLM's torch and transformers, and those of its dependencies that vLLM does not install.
+# TRL on top of vLLM's torch and transformers, and TRL's dependencies that vLLM does not install.
 TRL = (
     "trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "multiprocess==0.70.19", "pandas==3.1.1", "pyarrow==26.0.1",
     "python-dateutil==4.0.0", "xxhash==4.1.0",
 )  # fmt: skip
 
-# The other trainers whose loops run on a CPU (tests/system/trainers/loops), and the dependencies that are still
+# The other trainers with loops that run on a CPU (tests/system/trainers/loops), and the dependencies that are still
 # missing.
 TRAINERS = (
     "verl==0.9.1", "openrlhf==0.11.2", "areal==1.0.4", "ray==2.60.0", "tensordict==0.15.3", "torchdata==0.11.0",

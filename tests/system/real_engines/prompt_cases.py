@@ -1,4 +1,4 @@
-"""Requests for which our prompts must equal those of vLLM's own Messages and Responses endpoints.
+"""Requests for which our prompts must equal the prompts of vLLM's own Messages and Responses endpoints.
 
 The bodies, by name: each kind of content, alone and as Claude Code and Codex send it.
 """

@@ -48,7 +48,7 @@ def chosen(kind: str) -> list[Combination]:
 def can_serve(kind: str, one: Combination) -> bool:
     """Return whether an engine renders the messages of a combination."""
     if kind == "sglang" and (one.incident == CUTS[-1] or template(one.template).takes_parts):
-        # SGLang (0.5.23) rejects later turns whose arguments are no JSON object, such as those of a call that was cut in its
+        # SGLang (0.5.23) rejects later turns with arguments that are no JSON object, as in a call that was cut in its
         # stream, and passes messages as its own template takes them, also to another one.
         return False
     return not (one.tools and one.template in CANNOT)
@@ -80,7 +80,7 @@ def body_of(engine, one, messages, turn: int, seed: int) -> dict:
 
 
 def is_streamed(one: Combination, turn: int) -> bool:
-    """Return whether a call is streamed: each second one, or else the one whose reply is cut."""
+    """Return whether a call is streamed: each second one, or else the one with a cut reply."""
     return turn % 2 == 1 if one.incident in {"", CUTS[-1]} else turn % 2 == 0
 
 

@@ -70,7 +70,7 @@ async def ids_of_first(through, rollout) -> list[int]:
 
 
 async def others(row: dict) -> list[list[float | None]]:
-    """The row's logprobs at temperature 1.5, and those of another model."""
+    """The row's logprobs at temperature 1.5, and another model's."""
     made = await asyncio.to_thread(environment.ensure)
     variants = [{"temperature": 1.5, "seed": None}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": None}]
     process = await asyncio.create_subprocess_exec(

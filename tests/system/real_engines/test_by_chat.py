@@ -74,7 +74,7 @@ async def responses_turns(proxy, rollout, *, stream):
 async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(engine, tmp_path, converse, stream):
     """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect.
 
-    The engine renders each call: the number of tokens that `count_tokens` returns is that of its rendering.
+    The engine renders each call: `count_tokens` returns the number of tokens of its rendering.
     """
     async with through_proxy(engine.url, tmp_path, models=ALIASES, continuation={"mode": "off"}) as proxy:
         await converse(proxy, "r1", stream=stream)

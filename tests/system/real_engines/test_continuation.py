@@ -110,7 +110,7 @@ def reasons(steps):
 @pytest.mark.parametrize("tools", [False, True], ids=["chat", "tools"])
 @pytest.mark.parametrize("template", ["keeps", "strips"])
 async def test_a_linear_rollout_is_one_sequence_in_append(engine, tmp_path, template, stream, tools):
-    """Each prompt begins with what was sampled, even if the template drops a part of it, and scores are those of sampling."""
+    """Each prompt begins with what was sampled, even if the template drops a part of it; scores equal the sampled logprobs."""
     async with through_proxy(engine.url, tmp_path) as proxy:
         steps, rows, drift = await run(proxy, "append", extra=fields_of(engine, template), stream=stream, tools=tools)
 

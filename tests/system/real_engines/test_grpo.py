@@ -12,7 +12,7 @@ from .through import through_proxy
 
 
 async def test_two_consumers_take_four_groups_of_four_once_each(engine, tmp_path):
-    """Agents of one to three turns, the first of which calls a tool; two formats; nothing is left over, nothing twice.
+    """Agents of one to three turns call a tool in the first; two formats; nothing is left over, nothing twice.
 
     The engine rewrites some sampled calls, so such rollouts fork; both formats can represent that.
     """

@@ -48,7 +48,7 @@ async def call_and_read_steps(llamacpp, http, folder, path, *bodies):
 
 
 async def test_the_prompt_is_the_rendered_template(llamacpp, http, tmp_path):
-    """The prompt's ids are those of the template, also if a user's text looks like a special token."""
+    """The template determines the prompt's ids, also if a user's text looks like a special token."""
     _, rendered = await posted(http, f"{llamacpp.url}/apply-template", {"messages": CONVERSATION})
     expected = await tokenized(http, llamacpp, orjson.loads(rendered)["prompt"])
 

@@ -64,7 +64,7 @@ TIMEOUT_S = 30
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An SGLang without parsers, whose streams continue their choices."""
+    """An SGLang without parsers; its streams continue their choices."""
     log = tmp_path_factory.mktemp("engine") / "bare.log"
     with start_sglang(environment.ensure_sglang().model, "tiny", log, "--incremental-streaming-output") as engine:
         yield engine
@@ -72,7 +72,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(params=["sglang", "bare"])
 def either(request: pytest.FixtureRequest) -> Engine:
-    """An SGLang with parsers whose streams repeat their choices, and one without whose streams continue them."""
+    """An SGLang with parsers, which repeats choices in its streams, and one without, which continues them."""
     engine: Engine = request.getfixturevalue(request.param)
     return engine
 
@@ -197,7 +197,7 @@ async def test_weights_that_change_in_flight_have_different_versions(sglang, htt
         async with through_proxy(sglang.url, tmp_path) as proxy:
             calling = asyncio.ensure_future(post(http, f"{proxy.url}/rollouts/r1{GENERATE}", body))
             await until(sglang, http, 1)
-            await asyncio.sleep(0.2)  # a few tokens: no metric of SGLang shows those of a running request
+            await asyncio.sleep(0.2)  # a few tokens: no metric of SGLang shows a running request's tokens
             await change_version(http, sglang, "v2")
             await calling
             (step,) = await proxy.steps("r1")

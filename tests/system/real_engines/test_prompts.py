@@ -1,4 +1,4 @@
-"""Prompts of Messages and Responses, compared with those of vLLM's own endpoints for the same requests."""
+"""Prompts of Messages and Responses, compared with the prompts of vLLM's own endpoints for the same requests."""
 
 from collections.abc import Iterator
 

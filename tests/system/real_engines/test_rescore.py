@@ -14,7 +14,7 @@ def scorer_at(engine, **fields):
 
 @pytest.fixture
 async def recorded(engine, tmp_path):
-    """A running proxy whose policy and teacher are the same engine, with a rollout of two turns and three branches."""
+    """A running proxy with one engine as policy and teacher, and a rollout of two turns and three branches."""
     async with through_proxy(engine.url, tmp_path, rescore=scorer_at(engine, version="t1")) as through:
         request = {"model": "tiny", "max_tokens": SAMPLED, "seed": 7, "temperature": 1}
         request |= {"extra_body": {"ignore_eos": True}}
@@ -59,7 +59,7 @@ async def test_the_most_likely_tokens_are_those_of_the_engine(recorded):
 
 
 async def test_an_engine_with_another_vocabulary_is_an_error(llamacpp, engine, tmp_path):
-    """The ids of one model mean nothing to another, whose vocabulary is smaller; llama.cpp itself cannot score ids."""
+    """The ids of one model mean nothing to another one with a smaller vocabulary; llama.cpp itself cannot score ids."""
     async with through_proxy(llamacpp.url, tmp_path, rescore=scorer_at(engine)) as through:
         async with through.agent("r") as agent:
             await agent.chat.completions.create(messages=QUESTION, model="smollm2", max_tokens=40, temperature=1)

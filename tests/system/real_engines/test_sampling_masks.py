@@ -50,7 +50,7 @@ def differences(row: dict) -> list[float]:
 @ONLY_SGLANG
 @pytest.mark.parametrize("name", TRUNCATED)
 async def test_logprobs_over_the_mask_are_those_of_the_scores_over_it(engine, tmp_path, audited, name):
-    """Each token is in its mask, and its recorded logprob is that of the engine's scores over the mask, within 1e-4."""
+    """Each token is in its mask, and its recorded logprob equals the engine's scores over the mask, within 1e-4."""
     request = TRUNCATED[name]
     async with through_proxy(engine.url, tmp_path, record={"sampling_masks": True}) as through:
         row = await row_of(through, "r", request)
@@ -94,7 +94,7 @@ async def test_without_a_mask_sglangs_logprobs_are_over_all_tokens(engine, tmp_p
 
 @pytest.fixture(scope="module")
 def processed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A vLLM whose logprobs are over the tokens that sampling keeps, which it does not report."""
+    """A vLLM with logprobs over the tokens that sampling keeps; it does not report these tokens."""
     log = tmp_path_factory.mktemp("processed") / "vllm.log"
     with start_vllm(environment.ensure().model, "tiny", log, "--logprobs-mode=processed_logprobs") as engine:
         yield engine

@@ -66,7 +66,7 @@ async def test_weights_that_change_in_flight_have_different_versions(sglang, dur
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_call_is_exact(sglang, during, mode, stream):
-    """It waits, and continues with its keys and values or computes them again; the scores are those of sampling."""
+    """It waits, and continues with its keys and values or computes them again; the scores equal the sampled logprobs."""
 
     async def pause(http):
         await admin(http, sglang, "/pause_generation", {"mode": mode})

@@ -52,7 +52,7 @@ def published() -> dict[str, ModuleType]:
 
 @dataclass
 class TrajectoryID:
-    """SkyRL's (a956457), whose fields its trainer reads as attributes."""
+    """SkyRL's trajectory ID (a956457); its trainer reads the fields as attributes."""
 
     instance_id: str
     repetition_id: int
@@ -152,7 +152,7 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
 
 
 def failing(page, monkeypatch, fails):
-    """Let the attempts raise whose number, or whose task, `fails` accepts."""
+    """Let an attempt raise if `fails` accepts its number or its task."""
     attempt, numbers = page.attempt, itertools.count()
 
     async def attempt_or_fail(rollout, task):
@@ -310,7 +310,7 @@ async def test_tinkers_data_are_made_of_batches(page):
 
 
 async def test_skyrls_generator_returns_one_output_in_order(page):
-    """With the trainer's own trajectory IDs; those of a claimed group are made of its objects."""
+    """The output has the trainer's own trajectory IDs; a claimed group's IDs are objects of the trainer's class."""
     ids = [TrajectoryID("a", 0), TrajectoryID("a", 1)]
     params = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "logprobs": 0}
     output = await page.RecordedGenerator().generate(

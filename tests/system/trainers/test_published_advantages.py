@@ -1,4 +1,4 @@
-"""Our advantages, returns and penalty equal those of the trainers' published code, for rewards that the trainers can have."""
+"""Our advantages, returns and penalty equal the trainers' published code, for rewards that the trainers can have."""
 
 import asyncio
 import logging
@@ -160,7 +160,7 @@ def openrlhf_penalty(length, max_len, buffer):
 
 
 def verl_penalty(length, max_len, buffer):
-    """Return the reward of verl's DAPO reward manager for a response whose score is 0."""
+    """Return the reward of verl's DAPO reward manager for a response with score 0."""
     manager = SimpleNamespace(
         _extract_reward_from_rm_scores=lambda *_: None,
         tokenizer=SimpleNamespace(decode=lambda *_, **__: "", eos_token="</s>"),

@@ -1,4 +1,4 @@
-"""AutoGen: a chat of two agents, of which a model selects the next speaker."""
+"""AutoGen: a chat of two agents; a model selects the next speaker."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-# Codex with its default model, whose tools are functions of one JavaScript tool. The folder's name selects the script.
+# Codex with its default model: its tools are functions of one JavaScript tool. The folder's name selects the script.
 export CODEX_HOME="$HOME/.codex"
 mkdir -p "$CODEX_HOME" code && cd code
 codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox \

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK with a random model, whose output is constrained by request fields that the SDK passes on.
+"""OpenAI's Agents SDK with a random model; request fields that the SDK passes on constrain the output.
 
 The first run ends with a tool call, the second continues it. The arguments are the fields of each run, as JSON.
 """
@@ -20,7 +20,7 @@ def add(x: int) -> str:
 
 
 def agent(fields: dict, **more) -> Agent:
-    """Return an agent whose calls have these fields."""
+    """Return an agent that sends these fields with its calls."""
     settings = ModelSettings(max_tokens=60, extra_body=fields)
     return Agent(name="Calculator", model="gpt-5", tools=[add], model_settings=settings, **more)
 

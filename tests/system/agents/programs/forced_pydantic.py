@@ -1,4 +1,4 @@
-"""pydantic-ai's Anthropic model with a random model, whose output is constrained as in forced_agents.py."""
+"""pydantic-ai's Anthropic model with a random model; fields constrain the output as in forced_agents.py."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""LangChain: an agent in a tool of another one, whose middleware summarizes the conversation."""
+"""LangChain: an agent in a tool of another one; middleware summarizes the conversation."""
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware

@@ -1,4 +1,4 @@
-"""smolagents, whose agents finish with a tool call."""
+"""smolagents: its agents finish with a tool call."""
 
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 from weather import MODEL, STREAMED, TASK, report, weather

@@ -1,4 +1,4 @@
-"""Strands Agents: an agent in a tool of another one, whose conversation is summarized."""
+"""Strands Agents: an agent in a tool of another one; the conversation is summarized."""
 
 from strands import Agent, tool
 from strands.agent.conversation_manager import SummarizingConversationManager

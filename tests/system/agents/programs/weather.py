@@ -34,5 +34,5 @@ SCHEMA = {
 
 
 def report(answer: str) -> None:
-    """Print the agent's answer and the arguments of its tool calls, sorted: those of one turn may run in any order."""
+    """Print the agent's answer and the arguments of its tool calls, sorted: calls of one turn may run in any order."""
     sys.stdout.write("\n" + json.dumps({"answer": answer, "calls": sorted(_calls)}) + "\n")

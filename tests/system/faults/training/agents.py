@@ -28,7 +28,7 @@ class Closed(Exception):
 
 @dataclass
 class Attempt:
-    """What an agent did in one rollout: replies of which it saw the end, with their step IDs, and when it first sent them."""
+    """What an agent did in one rollout: replies that it received to the end, with step IDs, and when it first sent calls."""
 
     rollout_id: str
     group_id: str

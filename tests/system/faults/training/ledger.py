@@ -85,7 +85,7 @@ class Sampled:
             yield from calls
 
     def check_rows(self, policy: str, rows: Sequence[Row]) -> None:
-        """Assert that the trained tokens are those of calls of the rows' own rollouts to the policy, each call once."""
+        """Assert that the trained tokens come from calls of the rows' own rollouts to the policy, each call once."""
         used: Counter[tuple[str, str, bytes]] = Counter()
         steps: Counter[str] = Counter()
         for row in rows:

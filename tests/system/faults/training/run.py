@@ -61,8 +61,8 @@ async def run(
 ) -> dict[str, Any]:
     """Play all groups, and wait until all are trained or dropped; return the counts.
 
-    `at_once` groups are played at the same time, a fault is injected about every `pause_s`, and a rollout whose agent died ends
-    after `idle_s` to 1.5 times that.
+    `at_once` groups are played at the same time, a fault is injected about every `pause_s`, and a rollout with a dead agent
+    ends after `idle_s` to 1.5 times that.
 
     Raises:
         AssertionError: a row is wrong, something is trained twice or lost, or something does not end.

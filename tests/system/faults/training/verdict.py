@@ -142,7 +142,7 @@ class Trained:
         assert not (twice := [step for step, count in steps.items() if count > 1]), f"steps trained twice: {twice}"
 
     def untrained(self, attempts: Mapping[str, Attempt]) -> list[tuple[str, str]]:
-        """Return the steps, with their rollouts, whose end an agent saw, and that are neither trained nor named.
+        """Return the steps, with their rollouts, that an agent received to the end, and that are neither trained nor named.
 
         Asserts that the trained ones are trained by their policies alone.
         """

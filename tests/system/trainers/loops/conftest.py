@@ -23,7 +23,7 @@ from proxy.server.listener import running
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[4]
-# TRL compares its own logprobs with those of the logits divided by the temperature.
+# TRL compares its own logprobs with logprobs from the logits divided by the temperature.
 MODE = "processed_logprobs"
 
 Run = Callable[..., Awaitable[dict[str, Any]]]

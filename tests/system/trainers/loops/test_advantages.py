@@ -1,4 +1,4 @@
-"""Our advantages equal those of the trainers' published code, run with a real torch."""
+"""Our advantages equal the advantages of the trainers' published code, run with a real torch."""
 
 import os
 import random

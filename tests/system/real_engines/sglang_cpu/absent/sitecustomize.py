@@ -1,4 +1,4 @@
-"""Modules in place of two packages that SGLang 0.5.23 imports, and of which only its GPU and image code uses anything.
+"""Modules in place of two packages that SGLang 0.5.23 imports, and that only its GPU and image code uses.
 
 Python runs this file at its start if PYTHONPATH has the file's folder, in SGLang's child processes too. Any attribute of
 these modules is a class that can be derived from, called and used as a decorator. SGLang itself is unchanged.
