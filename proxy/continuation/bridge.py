@@ -1,7 +1,7 @@
 """The prompt that continues a turn: its prompt ids, its sampled ids, and the template's own ids for what is new.
 
-The functions are generators: they yield lookups for the engine and receive their results, so that they need no I/O. Rules A
-to G are those of the design; each is necessary for some chat template.
+The functions are generators: they yield lookups for the engine and receive their results, so that they need no I/O. Each
+of the rules A to G is necessary for some chat template.
 """
 
 import re
@@ -260,8 +260,8 @@ def _continued(match: Match, mode: Mode, stops: Collection[int]) -> Lookups[Cont
 def _end_of_history(full: Ids, match: Match) -> Lookups[tuple[int | None, str]]:
     """Return the index at which the reply begins in a rendering, and the text of the history after that index.
 
-    Rule F: the rendering begins with that of the history, except that its last token may be merged or split if the texts
-    agree. The index is None if the template renders the history differently.
+    Rule F: the rendering begins with the history's rendering; only the last token of the history may be merged or split, if the
+    texts agree. The index is None if the template renders the history differently.
     """
     rendering = match.turn.rendering
     if rendering is None:  # it is the prompt: comparing ids takes a quarter of the time of two digests
@@ -297,7 +297,7 @@ def _stops_between_tokens(reply: Message, ids: Ids, stop: str) -> Lookups[bool]:
 
 
 def _is_cut(turn: Turn, stops: Collection[int]) -> Lookups[bool]:
-    """Return whether the limit ended a turn whose engine returns `tool_calls` instead (vLLM 0.32, not for streams)."""
+    """Return whether the token limit ended a turn with finish reason `tool_calls` (vLLM 0.32, not for streams)."""
     last = turn.ids[-1]
     if not turn.is_full or turn.is_closed or last in stops:
         return False
@@ -306,9 +306,9 @@ def _is_cut(turn: Turn, stops: Collection[int]) -> Lookups[bool]:
 
 
 def _bridge_by_reading(match: Match, read: _Turn) -> "Lookups[Ids | None]":
-    """Return what follows the first stop token after the history, if the text up to it is that of the sampled ids.
+    """Return what follows the first stop token after the history, if the text up to it equals the text of the sampled ids.
 
-    None if it is not, or if the turn has no stop token.
+    None if the texts differ, or if the turn has no stop token.
     """
     turn = match.turn
     if turn.is_cut or read.start is None:

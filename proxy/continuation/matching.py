@@ -36,20 +36,20 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
-    """Turns with different ids, of which nothing in a call distinguishes the one that it continues; the oldest first."""
+    """Turns with different ids that a call may continue; nothing in the call distinguishes them. The oldest is first."""
 
     turns: Sequence[Turn]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What samples a call, and whose call it is."""
+    """The engine, model and policy that sample a call, and the agent that sends it."""
 
     kind: str  # of the engine
     model: str | None
     policy: str = DEFAULT_POLICY
     agent: str | None = None
-    steps: Collection[str] = ()  # whose responses the call names by id
+    steps: Collection[str] = ()  # the call names their responses by id
 
 
 def match(
@@ -57,8 +57,9 @@ def match(
 ) -> Match | Ambiguous | Reason | None:
     """Return the turn that a chat call continues, the reason why it continues none, or None if it is a first call.
 
-    `body` is the body that is sent to the engine. Several turns match: the one after most messages; of equal ones the one that
-    `Conversations.follow` finds nearest. `undelivered`: steps that are marked so after they were added.
+    `body` is the body that is sent to the engine. If several turns match, the one after most messages is chosen; of equal ones,
+    the one that `Conversations.follow` finds nearest. `undelivered`: steps that were marked as undelivered after they were
+    added.
     """
     messages = body.get("messages")
     if not len(turns) or not isinstance(messages, list):
@@ -160,8 +161,8 @@ def _fits(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
 def restore(reply: Message, sent_back: Message) -> Message:
     """Return a reply as the engine returned it, as a message of a request.
 
-    Content without text is that of the agent. Tool calls have the ids that the agent sends back, because its tool messages
-    refer to them; the name is the agent's.
+    If the reply has no text, its content is null or empty, as the agent sent it. Tool calls have the ids that the agent sends
+    back, because its tool messages refer to them; the name is the agent's.
     """
     message = {name: reply[name] for name in _REPLY_FIELDS if reply.get(name) not in (None, [], "")}
     nothing = sent_back.get("content")  # null and "" differ for some templates: what the call has is rendered
@@ -182,7 +183,7 @@ def match_text(
 ) -> Turn | Ambiguous | Reason | None:
     """Return the turn that a text prompt continues, the reason why it continues none, or None if it is a first prompt.
 
-    Several turns match: the one with the longest text; of equal ones that of the same agent, then delivered ones.
+    If several turns match, the longest text decides; after it the same agent, then whether the turn was delivered.
     """
     prompt = body.get("prompt")
     if not len(turns) or not isinstance(prompt, str):

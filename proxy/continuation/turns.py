@@ -134,7 +134,7 @@ class Conversations:
     _names: set[str] = field(default_factory=set)
 
     def place(self, messages: list[Any]) -> Place:
-        """Return the place of a reply to these messages, of which there is at least one."""
+        """Return the place of a reply to one or more messages."""
         return len(messages), self.newest.chain(messages)[-1]
 
     def add(self, turn: Turn, follows: Turn | None = None) -> None:
@@ -159,9 +159,9 @@ class Conversations:
     ) -> Iterator[tuple[int, list[Turn]]]:
         """Yield the positions of messages that repeat a reply, the last first, with the turns that each may be.
 
-        There is no such turn if only the reasoning or the IDs of the message are of another one. `fits`: whether a turn may be
-        continued by what samples the call. `agent`: the one that sends the messages. `steps`: those whose responses it names
-        by ID. `drops_thoughts`: replies are equal without the `<think>` part of their text.
+        A position has no turn if the message has the text and the calls of one, but reasoning or IDs of another. `fits` returns
+        whether a turn has the engine, model, policy and options of the call. `agent` sends the messages and names the responses
+        of `steps` by ID. `drops_thoughts`: replies are compared without the `<think>` part of their text.
         """
         chain = self.newest.chain(messages)
         sent = _Sent(messages, self._names)
@@ -243,9 +243,9 @@ class _Sent:
 
 
 def _known_names(message: Message, known: Collection[str]) -> frozenset[str]:
-    """Return the IDs in a message that are those of recorded responses and calls.
+    """Return the IDs in a message that belong to recorded responses and calls.
 
-    A call without an ID of its own has one of its dialect: a prefix, the step ID and the index of the call.
+    If the engine gave a call no ID, the dialect made one: a prefix, the step ID and the index of the call.
     """
     names = [
         name for name in (*(call.get("id") for call in calls_of(message)), message.get("id")) if isinstance(name, str)
@@ -294,7 +294,7 @@ class Turns:
     def add(self, step: Step, index: int | None = None) -> None:
         """Add the choices of a step that was read from, or written to, the store; `index` is its index there.
 
-        A step that was read has its index. A step whose client sent prompt ids of its own is no turn: its messages are not its
+        A step that was read contains its index. A step with the client's own prompt ids is no turn: its messages are not its
         prompt.
         """
         index = step.index if index is None else index
@@ -355,7 +355,7 @@ class Turns:
         return self.calls.get(call_id) or self.calls.get(call_id.partition("_")[2])
 
     def of_text(self, prompt: str) -> Iterator[list[Turn]]:
-        """Yield the turns whose prompt and completion text this prompt begins with, by the text, the longest first."""
+        """Yield the turns with a prompt and a completion text that begin this prompt, by the text, the longest first."""
         text = prompt.encode("utf-8", "surrogatepass")
         found: list[list[Turn]] = []
         state, done = blake2b(digest_size=16), 0

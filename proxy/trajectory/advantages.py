@@ -3,7 +3,7 @@
 **Turns** are the steps that a row trains or that have a reward of their own, in the order in which they were recorded, on
 any branch. Turn t = 1..T has the reward r(t): its step's (the sum of its tokens'), or else 0. If the last turn has no reward of
 its own, it gets the rollout's, as in SkyRL's rewards by token. The turns of a thread with a reward of its own are
-a sequence by themselves, whose last turn gets the reward of the thread. With the discount d, the return of a turn is its reward
+a sequence by themselves; its last turn gets the thread's reward. With the discount d, the return of a turn is its reward
 to go:
 
     g(t) = r(t) + d · r(t + 1) + d² · r(t + 2) + … + d^(T - t) · r(T)
@@ -24,8 +24,8 @@ turns. A rollout counts once, however many turns it has:
 
     a(i) = mean over t of g(i,t)        m = mean over i of a(i)        s² = mean over i of the mean over t of (g(i,t) - m)²
 
-With one return for each rollout, its reward, m and s are the mean and the population standard deviation of the rewards. Where
-all rollouts have the same number of turns, they are those of all returns.
+With one return for each rollout, its reward, m and s are the mean and the population standard deviation of the rewards; with
+the same number of turns in all rollouts, of all returns.
 
     grpo           (g - m) / s                         DeepSeekMath, arXiv 2402.03300, 4.1.2
     dr_grpo        g - m                               Understanding R1-Zero-Like Training, arXiv 2503.20783, 3.2
@@ -33,7 +33,8 @@ all rollouts have the same number of turns, they are those of all returns.
     reinforce_pp   (g - m) / s over a whole batch      REINFORCE++, arXiv 2501.03262, equation 6
     step           g: the return itself, without a baseline
 
-All advantages are zero if all returns are equal, as those of a single rollout with one return are: a baseline needs others.
+All advantages but `step`'s are zero if all returns are equal. A single rollout with one return is such a case: a baseline
+needs other returns.
 
 The trainers' code, to which the tests compare these:
 
@@ -73,13 +74,13 @@ class SoftPenalty:
 class Episode:
     """The steps that share a reward."""
 
-    trained: tuple[str, ...]  # those that rows train, the oldest first
+    trained: tuple[str, ...]  # the steps that rows train, the oldest first
     steps: tuple[str, ...]
     response_len: int  # of the longest response
-    thread: str | None = None  # whose reward it is; None: the rollout's
+    thread: str | None = None  # the thread that has the reward; None: the rollout has it
 
     def penalized(self, facts: RolloutFacts, penalty: SoftPenalty) -> RolloutFacts:
-        """Return the facts with the penalty: in the reward, and in that of its last trained step if it has one."""
+        """Return the facts with the penalty added to the reward, and to the last trained step's reward if it has one."""
         lowered_by = penalty.of(self.response_len)
         if not lowered_by:
             return facts
@@ -116,7 +117,7 @@ def returns(turns: Sequence[str], facts: RolloutFacts, discount: float) -> tuple
 
 
 def episodes(steps: Sequence[Step], facts: RolloutFacts, options: Options) -> list[Episode]:
-    """Return what the rows of a rollout train: that with the rollout's reward first, then that of each thread with its own."""
+    """Return the trained episodes: first the one with the rollout's reward, then one for each thread with its own reward."""
     branches = sequences(steps, facts, options).branches
     found = []
     rewarded = {step.thread for step in steps if step.thread is not None and step.thread in facts.thread_rewards}

@@ -72,7 +72,7 @@ def has_negative(ids: Ids) -> bool:
 
 
 def pack_numbers(values: Sequence[int]) -> Ids:
-    """Return token ids as int32, of which none is a boolean.
+    """Return token ids as int32. The caller excludes booleans, which would become 0 and 1.
 
     Raises ValueError if a value is not an integer of 32 bits.
     """
@@ -95,7 +95,7 @@ def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
 
 
 def pack_floats(values: list[float]) -> Logprobs:
-    """Return logprobs, all of which are floats, as float32 if that is lossless for all, else as float64."""
+    """Return logprobs, all floats, as float32 if that is lossless for all, else as float64."""
     try:
         narrow = array("f", struct.pack(f"{len(values)}f", *values))
     except OverflowError:  # exceeds float32

@@ -5,7 +5,7 @@ piece before it, and of its bytes. The name of the last piece therefore identifi
 beginning share its blocks, and a rollout takes space for its unique content only.
 
 A block is the name of the piece before it (zeros for the first), a flag, and a piece or a run of units, compressed if that
-saves space; its own name is that of its last piece. New units are stored in aligned runs of up to `RUN_UNITS`: a long prompt
+saves space; its name is the name of its last piece. New units are stored in aligned runs of up to `RUN_UNITS`: a long prompt
 takes few blocks, which are compressed in a quarter of the time, and one that grows shares all blocks of the prompt before it.
 Names do not depend on the runs, so processes that cut the same ids differently still name, and share, the same chain.
 """
@@ -153,9 +153,9 @@ class BlockWriter:
         return end
 
     def _add(self, content: Content, names: list[bytes], fork: int, made: Mapping[bytes, bytes]) -> bytes:
-        """Add the new blocks of a chain whose pieces have these names; return the last one.
+        """Add the new blocks of a chain, with the names of its pieces; return the last name.
 
-        No run goes over the `fork`, where other chains may leave this one.
+        No run crosses the `fork`, where other chains may leave this one.
         """
         self.ends.append(names[-1])
         at = len(names)
@@ -179,7 +179,7 @@ class BlockWriter:
         return names[-1]
 
     def write_images(self, images: Mapping[str, bytes]) -> None:
-        """Write the data of images, whose names are the values: chains of one piece, which are not hashed again."""
+        """Write each image as a chain of one piece. `images` are names by data, so that nothing is hashed again."""
         for data, name in images.items():
             self.ends.append(name)
             if name in self._known:

@@ -55,7 +55,7 @@ class Record:
     """An encoded step.
 
     `blocks` must be stored with it; the blocks in `leans_on` must be stored already. Once it is stored, all blocks of
-    its chains are: `names` (of the last block of each chain) and those of `blocks` then count as known.
+    its chains are stored: `names` (the last block of each chain) and the names of `blocks` then count as known.
     """
 
     record: bytes
@@ -64,7 +64,7 @@ class Record:
     names: tuple[bytes, ...]
 
 
-_SHORT_TEXT: Final = blocks.UNIT_BYTES // 6  # characters, whose JSON has at most six bytes each
+_SHORT_TEXT: Final = blocks.UNIT_BYTES // 6  # characters: each takes at most six bytes in JSON
 
 
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
@@ -298,7 +298,7 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
 
 
 def _arrays(head: Head, raw: bytes, start: int, reader: BlockReader) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
-    """Return the prompts and choices of a record, whose arrays are the bytes from `start` to the end."""
+    """Return the prompts and choices of a record, which contains their arrays from byte `start` to its end."""
     prompts = []
     for prompt in head.prompts:
         end = start + prompt.tail

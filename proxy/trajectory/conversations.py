@@ -6,7 +6,7 @@ replies are equal:
 | user | a place | equal replies |
 |---|---|---|
 | continuation (`continuation/turns.py`) | all messages before | text without whitespace around it, calls as JSON |
-| drift | all messages before | `Digests.of`; else those of the place that were changed |
+| drift | all messages before | `Digests.of`; else replies there that the agent changed |
 | families of threads | a conversation, an index and the message before | `Digests.of` |
 | ATIF (`export.atif`) | all messages before | IDs of calls, or else text without whitespace around it |
 
@@ -158,7 +158,7 @@ def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def raw_calls(message: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the name and the arguments of each call of a message, that of the deprecated `function_call` included."""
+    """Return the name and the arguments of each call of a message, including the deprecated `function_call`."""
     function = message.get("function_call")
     if not message.get("tool_calls") and function is None:
         return []

@@ -1,11 +1,11 @@
-"""Drift: steps whose messages continue an earlier step while their prompt ids do not.
+"""Drift: the messages of a step continue an earlier step, but its prompt ids do not.
 
 The result is a report. Whether steps join is decided by the tree, from ids only. Texts are inputs: they are requested
 after the boundaries are found, or were stored with the step.
 
-A step continues an earlier one of its policy if its messages begin with that one's messages and reply; or with its messages
-and a reply that the agent changed; or if they differ from them in one message of the same role. A step whose agent dropped
-the reply continues what came before it: it is another branch, and not drift.
+The messages of a step continue an earlier step of its policy if they begin with the earlier step's messages and reply. The
+agent may have changed the reply, or one message without changing the role. If the agent dropped the reply, the step continues
+what came before the reply: it is another branch, and not drift.
 
 Bytes that are not a whole character decode to U+FFFD: where a window cuts a character, and where a sampled token was never
 completed. They are omitted from every comparison of texts, because engines show, drop or re-encode them.
@@ -278,7 +278,7 @@ class _Memory:
             self._recent.append(([*messages, message], node))
 
     def _one_message_apart(self, messages: list[Any]) -> Node | None:
-        """Return the youngest node whose messages and reply these begin with, except for one of several, of the same role."""
+        """Return the youngest node that the messages repeat except for one message of the same role; two or more are equal."""
         node: Node
         for before, node in reversed(self._recent):
             if 2 < len(before) <= len(messages):

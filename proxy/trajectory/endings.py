@@ -1,10 +1,10 @@
 """The endings of the latest steps, in bounded memory, to find drift as soon as the next step of a rollout is stored.
 
 A window is found early so that its texts can be requested while the engine is available. `proxy.trajectory.drift`
-decides later, over the whole rollout, what drifted and of which kind; it also finds what is missed here.
+later decides, over the whole rollout, which steps drifted and the kind of drift; it also finds the drift that is missed here.
 
-Only the common case is covered: the messages have the very reply in its position, and the ids differ within it or in
-what precedes it. A step costs a digest of its reply and a comparison of its sampled ids, however long its rollout is.
+Only the common case is covered: the messages repeat the reply unchanged at its position, and the ids differ within it or
+before it. A step costs a digest of its reply and a comparison of its sampled ids, however long its rollout is.
 """
 
 from collections import OrderedDict, deque
@@ -20,7 +20,7 @@ from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
 _MAX_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
 _ENDING_WEIGHT: Final = 256  # of one ending without its ids
 _MAX_PER_ROLLOUT: Final = 16
-_LONGEST: Final = 2**18  # characters of a reply whose digest takes half a millisecond; longer ones are not remembered
+_LONGEST: Final = 2**18  # characters of a reply: their digest takes half a millisecond; longer ones are not remembered
 _BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may contain
 
 
@@ -110,7 +110,7 @@ def _is_reply(message: Any) -> bool:
 
 
 def _continued(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:
-    """Return the endings whose reply is in its position in the messages: those of the latest such position."""
+    """Find the last message that repeats a reply at its position; return all endings with this reply there."""
     digests = Digests()
     for position in sorted({ending.position for ending in known if ending.position < len(messages)}, reverse=True):
         size = _size(messages[position])

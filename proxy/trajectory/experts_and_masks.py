@@ -28,7 +28,7 @@ _MASKS: Final = (("", "sampling_mask"), ("meta_info", "output_token_sampling_mas
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """The experts of consecutive tokens: `shape` is that of one token, the numbers of layers and experts or their product."""
+    """The experts of consecutive tokens. `shape`: of one token, the numbers of layers and experts or their product."""
 
     raw: bytes
     count: int

@@ -24,7 +24,7 @@ class RolloutFacts:
     thread_advantages: Mapping[str, float] = field(default_factory=dict)  # estimated
 
     def rewarded(self, thread: str | None) -> str | None:
-        """Return the thread if it has a reward of its own; None if it has that of the rollout."""
+        """Return the thread if it has a reward of its own; None if the rollout's reward applies."""
         return thread if thread in self.thread_rewards else None
 
     def of_thread(self, thread: str | None) -> "RolloutFacts":

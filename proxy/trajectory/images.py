@@ -1,8 +1,8 @@
 """The images of a call: their names, their places among the ids of its prompt, and their data in JSON values.
 
 A step with images has in `extra.images`: `ids`, the name of each image in the order of the messages, and `token`, the id of
-the placeholder that the engine repeats for an image, or null if it is unknown. The name of an image is the hash of its data,
-32 hexadecimal digits; that of one that the engine fetches is its URL.
+the placeholder that the engine repeats for an image, or null if it is unknown. The name of an image is its URL if
+the engine fetches it, or else the hash of its data, 32 hexadecimal digits.
 
 The data of an image is the text after the comma of a `data:` URL, or a whole string (the Messages API). A place is the name
 of the image and the path of keys and indexes to its string, which keeps what is before the data.
@@ -23,8 +23,8 @@ UNALIGNED: Final = "image_count"
 _HASH: Final = re.compile("[0-9a-f]{32}")
 _REPLACED: Final = 4  # ids of a placeholder that `distinct` replaces
 _BYTES_PER_ID: Final = 4
-MARK: Final = b"\x01"  # begins a piece whose data was taken out; JSON never begins with it
-_FOR_URLS: Final = "-"  # after a name: the data has the alphabet of base64 for URLs, as that of Google's SDK
+MARK: Final = b"\x01"  # begins a piece from which data was taken out; JSON never begins with it
+_FOR_URLS: Final = "-"  # after a name: the data is base64 with the alphabet for URLs, as Google's SDK sends it
 _FROM_URLS: Final = str.maketrans("-_", "+/")
 _TO_URLS: Final = str.maketrans("+/", "-_")
 Place: TypeAlias = list[Any]  # the name in hex, then the path
@@ -40,7 +40,7 @@ class PlacedImage(NamedTuple):
 
 
 def parts_of(messages: Any) -> Iterator[Any]:
-    """Yield each part of the messages whose content is a list, in order."""
+    """Yield the parts of each message that has a list as content, in order."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):

@@ -22,7 +22,7 @@ _SIMILAR: Final = 0.8  # of the words
 _SIMILAR_WITH_TOOLS: Final = 0.5
 _MAX_ARGUMENTS: Final = 2**18  # characters of a call's arguments that are read
 _MAX_STRINGS: Final = 64  # of a call's arguments
-_PROMPTS: Final = 16  # whose words are kept: those of a thousand long prompts would take a gigabyte
+_PROMPTS: Final = 16  # with cached words: the words of a thousand long prompts would take a gigabyte
 _ENDS: Final = 16  # messages, and parts of a message, that are read at the beginning and at the end of many
 
 
@@ -83,7 +83,7 @@ class Opening:
         return self.step.model_asked or self.step.model_served
 
     def parts(self) -> Iterator[str]:
-        """Yield the texts of the user messages before the first reply; of many, those of the first and the last ones."""
+        """Yield the texts of the user messages before the first reply; of many messages, only the first and last are read."""
         for at in _ends(range(self.start, self.start + self.first)):
             if role_of(self.messages[at]) == "user":
                 yield from _parts(self.messages[at])
@@ -133,7 +133,7 @@ class Openings:
     def _beginning(self, messages: list[Any], start: int) -> tuple[int, bytes]:
         """Return the number of messages before the first reply, and a digest of them.
 
-        What they have in common with those of the step before is not read again: an agent may send no reply in its history.
+        The first messages that the step before sent too are not read again: an agent may send a long history without replies.
         """
         before, hashed = self._before
         if messages[start : start + len(before)] != before:
@@ -202,7 +202,7 @@ def _words_of(text: str) -> frozenset[str]:
 
 
 def _without_digits(text: str) -> bytes:
-    return text.encode(errors="replace").translate(None, _DIGITS)  # a hundred times as fast as that of a text
+    return text.encode(errors="replace").translate(None, _DIGITS)  # a hundred times as fast as `str.translate`
 
 
 def _hashed() -> blake2b:

@@ -91,7 +91,7 @@ def _fork(
 
 
 def _compared(node: Node, nearest: Node, same: int) -> Fork:
-    """Compare the messages of a node with those of an earlier one, and with its reply. `same`: how many are equal."""
+    """Compare the messages of a node with the messages and reply of an earlier node; the first `same` are equal."""
     sent, earlier, whole = messages_of(node.step), messages_of(nearest.step), _conversation(nearest)
     name = nearest.step.step_id
     if sent and same == len(sent) == len(earlier):
@@ -132,7 +132,7 @@ def outline(
 ) -> dict[str, Any]:
     """Return the tree of all steps, including flagged ones, and the drift that was found in it.
 
-    `branches` and `owner` are those of the default export of sequences; `exports` returns whether it has a step.
+    `branches` and `owner` describe the default export of sequences; `exports` returns whether it contains a step.
     `reasons` are the sentences for the reasons why steps were not continued (docs/continuation.md), by code.
     """
     tree = grow(steps)

@@ -50,7 +50,7 @@ _KEPT: Final = frozenset({"stream_cut", "aborted", "no_finish_reason", "choice_c
 
 
 def _chat(step: Step, tokenizer: Tokenizer) -> tuple[Ids, tuple[Choice, ...]]:
-    """Return the ids that the template adds for a reply; those of its text if the template renders the prompt differently."""
+    """Return the ids that the template adds for a reply, or the ids of its text if the prompt is then rendered differently."""
     messages, tools = step.body["messages"], step.body.get("tools")
     prompt = tokenizer.render(messages, tools, reply=True)
     choices = []

@@ -1,10 +1,10 @@
-"""The canonical rows: token sequences with a loss mask, of which every export format is a view; and the scores of a row.
+"""The canonical rows, from which every export format is made: token sequences with a loss mask; and the scores of a row.
 
 Rule 1: only the tree decides whether steps join; this module compares nothing but numbers of ids.
-Rule 2: each sampled token is trained in exactly one of the exported rows: that of its oldest leaf. In others it is
+Rule 2: exactly one of the exported rows trains a sampled token: the row of its oldest leaf. In other rows the token is
         context, with mask 0.
 Rule 3: nothing is padded, shifted or filled: arrays have one length, and the logprob of a token that is not trained is
-        null. So is each of a step whose logprobs were not requested (`record.logprobs: off`).
+        null. If no logprobs were requested for a step (`record.logprobs: off`), all of them are null.
 """
 
 from array import array
@@ -113,7 +113,7 @@ class Options:
 
     # Every leaf, or the longest or youngest one of each policy. `one`: every leaf; formats refuse several in one thread.
     branches: Literal["all", "one", "longest", "last"] = "all"
-    # Exact steps, flagged ones too (whose rows have the problems), or even retokenized ones, all logprobs null.
+    # `flagged`: also flagged steps; their rows list the problems. `retokenized`: these too, all logprobs null.
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: int | None = None  # the maximum number of tokens
     overlong: Literal["cut", "drop", "keep"] = "cut"  # a longer row, at a span boundary
@@ -229,7 +229,7 @@ class Row:
 
 
 def _of_steps(values: Any, steps: Iterable[str]) -> Any:
-    """Return values by step id without those of other steps; other values unchanged."""
+    """Keep only these steps in a mapping by step id; return any other value unchanged."""
     return {step: values[step] for step in steps if step in values} if isinstance(values, Mapping) else values
 
 
@@ -288,7 +288,7 @@ class Sequences:
     skipped: tuple[Skipped, ...]
 
     def each(self) -> Iterator[Row]:
-        """Build the rows one by one, that of the oldest leaf first."""
+        """Build the rows one by one, beginning with the oldest leaf."""
         for position, (branch, facts) in enumerate(zip(self.branches, self.facts, strict=True)):
             yield _row(branch, facts, position)
 
@@ -301,7 +301,7 @@ class Sequences:
 def sequences(
     steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None, *, tree: Tree | None = None
 ) -> Sequences:
-    """Return the branches of a rollout that become rows, the oldest leaf's first; `tree` is that of all steps, if known."""
+    """Return the branches of a rollout that become rows, the oldest leaf's first; `tree` contains all steps, if it is known."""
     options, steps = options or Options(), list(steps)
     chosen, skipped = select(steps, options)
     if options.include == "exact" and any(step.late for step in steps):

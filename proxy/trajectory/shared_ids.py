@@ -7,7 +7,7 @@ from typing import Any, overload
 
 
 class Link:
-    """A piece of little-endian int32 ids after those of `parent`; `size` is the number of bytes from the beginning."""
+    """A piece of little-endian int32 ids that follows `parent`; `size` is the number of bytes from the chain's beginning."""
 
     __slots__ = ("parent", "piece", "size")
 
@@ -72,9 +72,9 @@ class SharedIds:
             link = link.parent
 
     def after(self, beginning: "SharedIds") -> bytes | None:
-        """Return the little-endian bytes of the ids after those of `beginning`.
+        """Return the little-endian bytes of the ids that follow `beginning`.
 
-        None if the ids do not begin with them, or if the chain does not begin with the chain of `beginning`.
+        None if the ids do not begin with `beginning`, or if the chain does not begin with its chain.
         """
         pieces = [self.tail]
         link = self.end

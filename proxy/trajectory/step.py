@@ -14,9 +14,7 @@ from proxy.trajectory.shared_ids import SharedIds
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
-EXPERTS_START: Final = (
-    "routed_experts_start"  # in `extra`: the position of the first token whose experts were requested
-)
+EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position for which experts were requested
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 _PROCESSED: Final = (
     "processed_logprobs",
@@ -36,7 +34,7 @@ Logprobs: TypeAlias = "array[float]"
 class Span:
     """A half-open range of one choice's sampled ids, and the policy version that sampled it.
 
-    `epoch`: that of the policy when the call was sent; versions of different epochs cannot be compared.
+    `epoch`: the policy's epoch when the call was sent; versions of different epochs cannot be compared.
     """
 
     start: int
@@ -64,7 +62,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The ids that sampling could choose from at each position: those of position i are `ids[offsets[i]:offsets[i + 1]]`."""
+    """The ids that sampling could choose from: `ids[offsets[i]:offsets[i + 1]]` at position i."""
 
     ids: Ids
     offsets: Ids

@@ -15,7 +15,7 @@ _NO_TEXT: Final = frozenset({"role", "type", "id", "tool_call_id", "object", "fi
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A text in a step: where it is, and the characters around it. `role` is that of its message, None if it has none."""
+    """A text in a step: where it is, and the characters around it. `role`: its message's role, if it has one."""
 
     step_id: str
     place: Place

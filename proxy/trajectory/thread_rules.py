@@ -28,7 +28,7 @@ def _codex_agent(request: Mapping[str, Any]) -> str | None:
     """Return the task of a sub-agent of Codex 0.169, `sub-agent:root.count` for `/root/count`.
 
     The sub-agents of its default model begin with the history of their caller, so that no text distinguishes them. The model
-    names the tasks: rewards are compared with those of other sub-agents, not of tasks with the same name.
+    invents the task names: rewards are compared among all sub-agents, not among tasks with the same name.
     """
     metadata = request.get("client_metadata")
     turn = metadata.get("x-codex-turn-metadata") if isinstance(metadata, dict) else None
@@ -338,5 +338,5 @@ PRESETS: Final[Mapping[str, Preset]] = {
 
 
 def rules_of(presets: Iterable[str], rules: Iterable[ThreadRule]) -> tuple[ThreadRule, ...]:
-    """Return the rules in the order in which they are tried: the configured ones, then those of the presets."""
+    """Return the rules in the order in which they are tried: the configured rules before the presets."""
     return (*rules, *(rule for preset in presets for rule in PRESETS[preset].rules))

@@ -75,7 +75,7 @@ class Families:
         return node
 
     def _join(self, node: int, opening: Opening, *, is_new: bool) -> None:
-        """Join the node of an opening with those of the same family."""
+        """Join the node of an opening with the other nodes of its family."""
         prompt = opening.model, opening.system.key
         if is_new:
             for tool in opening.tools:
@@ -99,7 +99,7 @@ class Families:
             self._replied.add(place, self._digests.of(reply), (node, opening))
 
     def _continued(self, opening: Opening) -> tuple[int, Opening] | None:
-        """Return the newest step whose messages and reply an opening begins with."""
+        """Return the newest step that an opening repeats from the start, messages and reply; None if it repeats none."""
         for at in range(opening.length - 1, max(opening.first, opening.length - _STATES) - 1, -1):
             found = self._replied.at(self._place(opening, at)).get(self._digests.of(opening.message(at)))
             if found:

@@ -2,12 +2,12 @@
 
 Rule 1: a node is one choice of one step; its full ids are its prompt and the sampled ids. A choice without sampled ids is no
         node: it has nothing to train, and its prompt has all that could be continued.
-Rule 2: the parent of a step is the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
-        messages. Of nodes with the same ids, a trainable one comes before others, then the oldest. The tree therefore does
-        not depend on the order in which steps arrived.
+Rule 2: the prompt of a step begins with its parent's full ids; of several such nodes, the LONGEST is the parent. Ids decide,
+        never text or messages. Of nodes with the same ids, a trainable one comes before others, then the oldest. The tree
+        therefore does not depend on the order in which steps arrived.
 Rule 3: only steps of one policy join, and only of one thread if threads are known, also if ids are equal: the tree of a rollout
         is the union of the trees of its policies and threads.
-        Nor do steps join whose images differ: every image has the same placeholder ids (`images.distinct`).
+        Steps with different images do not join either: every image has the same placeholder ids (`images.distinct`).
 Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
         prompts would make that quadratic. `Prefixes` indexes sequences of ids by pieces of 256, the units of stored chains:
         prompts that share a chain are compared by its links, so that time and memory are linear in the unique tokens.
@@ -235,7 +235,7 @@ class Tree:
         return node.position if self._index is None else self._index.same[node.position]
 
     def beginnings(self, node: Node) -> Iterator[int]:
-        """Return the places (see `same`) of all nodes whose full ids the node's prompt begins with, the longest first."""
+        """Return the places (see `same`) of all nodes with full ids that begin this node's prompt, the longest first."""
         if self._index is None:
             return iter(range(node.position - 1, -1, -1))
         return Prefixes.beginnings(self._index.spots[node.position])
