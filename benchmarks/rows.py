@@ -137,7 +137,7 @@ def throughput_row(places: Places, sent: Load, target: float) -> Row:
 
 
 def paced_row(places: Places) -> Row:
-    """Measure the CPU time of streams whose events arrive one by one."""
+    """Measure the CPU time of streams with events that arrive one by one."""
     sent = Load("CPU time of a stream with an event each 8 ms, 16 clients", chat("paced", 1), 1)
     runs = rounds(places, sent)
     ratios = _ratios(runs["ours"], runs["bare"], _proxy_us)

@@ -25,7 +25,7 @@ VOCABULARY = 150_000
 
 
 class Conversations:
-    """An engine whose prompt ids are those of the previous turns and new random ones."""
+    """An engine that returns the ids of the previous turns and new random ids as prompt ids."""
 
     def __init__(self, message_tokens: int) -> None:
         self.message_tokens = message_tokens  # tokens of each message

@@ -1,7 +1,7 @@
 """An engine for conversations: chat, `/tokenize` and `/detokenize` respond immediately with prepared bytes.
 
-The model `mode-exact-FIRST-GROWS` has a template whose rendering of each turn begins with the recorded ids of the turns before:
-the first prompt has FIRST ids, and each further one is GROWS longer, by 200 sampled ids and those of the next message. That of
+The template of the model `mode-exact-FIRST-GROWS` begins each turn with the recorded ids of the turns before: the first prompt
+has FIRST ids, and each further prompt adds GROWS ids, 200 sampled ones and the next message. The template of
 `mode-drift-FIRST-GROWS` splits the first sampled token.
 """
 

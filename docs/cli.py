@@ -119,7 +119,7 @@ def cli_page(made: str) -> str:
 
 
 def _commands() -> Iterator[tuple[str, CommandInfo]]:
-    """Yield the commands with their names, and those of groups as `GROUP COMMAND`."""
+    """Yield each command with its name; the name in a group is `GROUP COMMAND`."""
     for command in app.registered_commands:
         yield command.name or command.callback.__name__, command
     for group in app.registered_groups:

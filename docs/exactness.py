@@ -1,6 +1,6 @@
 """Generates docs/exactness.md: what is exact and what is flagged, by engine.
 
-The results of real engines are those of `tokentape certify` in docs/certified, which `make certified` records.
+The results of real engines are in docs/certified: `make certified` runs `tokentape certify` and records them.
 """
 
 from collections.abc import Iterator

@@ -83,7 +83,7 @@ def settings_page() -> str:
     rows = [
         f"- `{name}`{'' if _is_required(default) else f' = `{_plain(default)!r}`'}: {text}"
         for name, _, default, text in settings_of(Settings)
-        if not name.startswith("rescore.scorers.NAME.endpoints[].")  # those of engines.endpoints
+        if not name.startswith("rescore.scorers.NAME.endpoints[].")  # the same as engines.endpoints
     ]
     return (
         "# Settings\n\n" + MADE + "Look up here what a setting does.\n\n"

@@ -1,8 +1,8 @@
 """Measures the layout of the sources: `python -m docs.layout` prints the numbers that CONTRIBUTING.md quotes.
 
 A room is a folder or a module at proxy's root, or a top-level package. Its floor is one more than the highest floor of the
-rooms that it imports. The second call of a rollout is traced from the socket to the end of its response: the source files whose
-functions run, the number of these calls, of moves from one file to another, and of all Python calls with those of libraries.
+rooms that it imports. The second call of a rollout is traced from the socket to the end of its response: the source files that
+run, the number of their functions' calls, of moves from one file to another, and of all Python calls, libraries included.
 """
 
 import ast
@@ -120,9 +120,9 @@ def circles_of(modules: dict[str, set[str]]) -> int:
 
 @dataclass(slots=True)
 class Trace:
-    """The Python functions that begin while the proxy handles a call: `own` are the files of TokenTape's, in order.
+    """The Python functions that begin while the proxy handles a call. `own`: the files of TokenTape's functions, in order.
 
-    `end` is the number of them before the response ended, `all` that of all functions, libraries included, before then.
+    `end`: how many of these began before the response ended. `all`: how many functions began before then, libraries included.
     """
 
     own: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from proxy.api.openapi import describe
 _BLOCK = re.compile(r"(<!-- routes of ([^>]*?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
 _MODEL_API = ("v1", "inference", "generate", "health")  # also below a rollout
-_SECTIONS = {  # a route is in the first one whose pattern its path begins with
+_SECTIONS = {  # a route is in the first section with a pattern that its path begins with
     "steps and exports": r"/rollouts/\{rollout_id\}/(steps|tree|export|images)|/export|/search",
     "rollouts": "/rollouts",
     "groups": "/groups",

@@ -25,7 +25,7 @@ CLOCKS_MS = 60_000  # between replicas
 
 
 def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]:
-    """Return what is logged of a rollout. The version is that of its oldest token; what is unknown is absent."""
+    """Return the logged values of a rollout. The version sampled its oldest token; unknown values are omitted."""
     values: dict[str, float] = {
         name: rollout["counts"][name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")
     }

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 Line = tuple[int, float, float, float, float, int, float, str]  # a row of the printed table
 PROMPTS = ("Write a word", "Write another one")
 WORD_TOKENS = 12
-LIMITS: Any = {"deadline_s": 60.0, "idle_s": 10.0, "start_s": 10.0}  # that end a rollout whose agent failed
+LIMITS: Any = {"deadline_s": 60.0, "idle_s": 10.0, "start_s": 10.0}  # they end a rollout after its agent failed
 
 
 async def talk(agent: AsyncOpenAI) -> list[str]:
@@ -100,7 +100,7 @@ def learn(weights: list[Table], groups: Sequence[ClaimedGroup], rate: float) -> 
     sampled, version, logits = Sampled(groups), len(weights) - 1, weights[-1].copy()
     logprobs = np.array([log_softmax(table) for table in weights])[sampled.versions, sampled.before, sampled.tokens]
     moved = float(np.abs(np.exp(logprobs - sampled.recorded) - 1).max())
-    for _ in range(4):  # epochs on one batch: tokens whose ratio leaves the clip range have no gradient
+    for _ in range(4):  # epochs on one batch: a token with a ratio outside the clip range has no gradient
         logits -= rate * loss_of(logits, sampled)[1]
     before, after = (loss_of(table, sampled)[0] for table in (weights[-1], logits))
     weights.append(logits)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tokentape import AsyncClient
 
 KEYS = {"claude-code": "ANTHROPIC_API_KEY", "gemini-cli": "GEMINI_API_KEY"}  # of other agents: OPENAI_API_KEY
-AT_ROOT = set(KEYS)  # agents whose base URL is the one before /v1
+AT_ROOT = set(KEYS)  # agents that take the base URL without /v1
 
 
 def agent_of(rollout: dict[str, Any], agent: str, model: str) -> dict[str, Any]:

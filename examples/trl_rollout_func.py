@@ -90,7 +90,7 @@ async def play(client: AsyncClient, agents: AsyncOpenAI, solve: Solve, prompt: P
 
 
 def filled(prompts: Sequence[Prompt], rows: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
-    """Replace errors by another row, of the same prompt if there is one, of which no token is trained; raise if all failed."""
+    """Replace errors by copies of another row, if possible of the same prompt, that train no token; raise if all failed."""
     known = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) if isinstance(row, dict)]
     complete = []
     for prompt, row in zip(prompts, rows, strict=True):

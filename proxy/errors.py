@@ -42,7 +42,7 @@ from typing import Self
 
 
 class ProxyError(Exception):
-    """Base class. `status`, `kind` (the `type` in the response) and `code` are those of the response.
+    """Base class. The response contains `status`, `kind` (as `type`) and `code`.
 
     `public` is the message for agents if `message` contains details of the installation (addresses, paths).
     """
@@ -165,7 +165,7 @@ class Damaged(Conflict):
     ) -> None:
         super().__init__(message, param=param, public=public)
         self.entity = entity  # what is damaged
-        self.name = name  # its ID; of a step, that of its rollout
+        self.name = name  # its ID; of a step, the ID of its rollout
 
 
 class DamagedStep(Damaged):

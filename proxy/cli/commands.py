@@ -1,7 +1,7 @@
 """What `list`, `show`, `rollout`, `group`, `policy`, `engines` and `open` do: one request or a few, and a table or a line.
 
-Every request that changes something is idempotent, so that a command whose response was lost can be repeated. Each function
-raises OSError if a request fails.
+Every request that changes something is idempotent, so that a command can be repeated after its response was lost. Each
+function raises OSError if a request fails.
 """
 
 import asyncio

@@ -77,7 +77,7 @@ class _Group(TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A typer application whose help shows flags without values."""
+    """A typer application that shows flags without values in its help."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)

@@ -48,7 +48,7 @@ def load_settings(
             values["engines"] = {"endpoints": [{"url": url} for url in engine]}
         if store:
             values["store"] = {"url": store}
-        return load(config, **values)  # sections are merged with those of the environment and the file
+        return load(config, **values)  # sections are merged with the environment and the file
     except ValidationError as error:
         raise InvalidSettings("invalid configuration:", list(_faults(error))) from None
     except SettingsError as error:

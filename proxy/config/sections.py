@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 def described(text: str, default: _Default = None, **bounds: Any) -> _Default:  # type: ignore[assignment]
-    """Return a field with this description for the pages; `bounds` are those of pydantic."""
+    """Return a field with this description for the pages; `bounds` are arguments of pydantic's `Field`."""
     field: _Default = Field(default, description=text, **bounds)
     return field
 

@@ -245,9 +245,9 @@ def _rescorers(
 
 
 def scoring_engines(settings: Settings, policy: Upstream, metrics: Metrics) -> dict[str, ScoringEngines]:
-    """Return the scorers by name: `policy`, with the engines of calls, and those of `rescore.scorers`.
+    """Return the scorers by name: `policy`, with the engines of calls, and the names in `rescore.scorers`.
 
-    The caller closes the upstreams of the latter. They have the limits of `engines`, apart from the timeout of a read.
+    The caller closes the upstreams of `rescore.scorers`. The limits of `engines` apply to them, except the read timeout.
     """
     chosen = settings.rescore
     limits = ScoringLimits(chosen.timeout_s, chosen.max_in_flight, settings.engines.max_attempts)

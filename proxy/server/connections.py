@@ -30,7 +30,7 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 class Runner(web.AppRunner):
-    """Run an application; `options` are those of aiohttp's `RequestHandler`.
+    """Run an application; aiohttp's `RequestHandler` gets the `options`.
 
     `on_connection_lost` is called for each connection that closes.
     """
@@ -113,7 +113,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the response to a request that aiohttp could not parse, or whose handler failed outside our middleware."""
+        """Return the response if aiohttp could not parse the request, or if its handler failed outside our middleware."""
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the response was sent already; the connection is closed")
         answer = _answer(exc)

@@ -137,7 +137,7 @@ class Acceptor:
         self._update()
 
     def _hand_over(self, connection: socket.socket) -> bool:
-        """Send a connection to the worker with the fewest, and of these to the one whose last turn is longest ago."""
+        """Send a connection to the worker with the fewest; of several, to the one that has waited longest for its turn."""
         accepting = (worker for worker in self._workers if worker.is_accepting)
         for worker in sorted(accepting, key=lambda worker: (worker.open, worker.turn)):
             try:

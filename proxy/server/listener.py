@@ -59,7 +59,7 @@ async def running(
     """Run the proxy and listen; port 0 selects a free port. Raises OSError, ValueError or StorageError on failure.
 
     While the store is unreachable, a standby application listens. With a `slot`, this is one of several workers: its supervisor
-    listens at the addresses, and hands connections over by `channels` (see `handover`), that of `control.listen` last.
+    listens at the addresses, and hands connections over by `channels` (see `handover`), the one of `control.listen` last.
     """
     async with AsyncExitStack() as stack:
         served: RunningServer | None = None

@@ -1,7 +1,7 @@
 """The attributes of a call's span, from its plan and its step.
 
-Names that begin with `gen_ai.` are those of OpenTelemetry's GenAI conventions (0.1.0, in development; as listed in
-opentelemetry-semantic-conventions 0.66b2). Values come from clients and engines: those of another type are omitted. Messages
+OpenTelemetry's GenAI conventions define the names that begin with `gen_ai.` (0.1.0, in development; as listed in
+opentelemetry-semantic-conventions 0.66b2). Clients and engines send the values: values of another type are omitted. Messages
 are JSON strings: roles, and parts with a type. The newest messages are kept up to a size, and long texts are cut.
 """
 
@@ -213,7 +213,7 @@ def first_attributes(plan: Plan) -> Attributes:
 
 
 def request_attributes(plan: Plan) -> Attributes:
-    """Return the sampling parameters as they were sent, and the engine. `plan` is that of the last engine."""
+    """Return the sampling parameters as they were sent, and the engine. `plan` is the plan for the last engine."""
     sent = plan.dialect.sampling(plan.body)
     found: Attributes = {
         "gen_ai.provider.name": provider(plan.engine_facts.kind),
@@ -262,9 +262,9 @@ def step_attributes(step: Step, *, content: bool) -> Attributes:
 
 
 def error_of_step(step: Step | None, status: int) -> tuple[str, str | None] | None:
-    """Return the type and the description of the error in which a call ended, without a failure of the engine's connection.
+    """Return the type and the description of the error that ended a call, unless the connection to the engine failed.
 
-    `status` is that of the response to the client.
+    `status` is the HTTP status of the response to the client.
     """
     if step is None:
         return str(status), None

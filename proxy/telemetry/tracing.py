@@ -36,7 +36,7 @@ class Tracing:
         self._log.attach()
         exports = _Exports(exporter, metrics, self._log)
         self._spans = _PendingSpans(exports, metrics, content=content)
-        # The sampler and the limits of spans are those of the OTEL_* variables.
+        # The OTEL_* variables set the sampler and the limits of spans.
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(self._spans)
         self.tracer: Tracer = self._provider.get_tracer(NAME, version(NAME))
@@ -63,8 +63,8 @@ class Tracing:
 def start_tracing(endpoint: str, protocol: str, metrics: Metrics, *, content: bool) -> Tracing:
     """Start the export to a collector.
 
-    Headers, timeout, compression and certificates are those of the OTEL_EXPORTER_OTLP_* variables. Raises ImportError if
-    the package of the protocol is not installed.
+    The OTEL_EXPORTER_OTLP_* variables set headers, timeout, compression and certificates. Raises ImportError if the package
+    of the protocol is not installed.
     """
     return Tracing(_exporter(endpoint, protocol), metrics, content=content)
 

@@ -1,9 +1,9 @@
-"""Windows of policy versions as values of a label, of which only the newest exist.
+"""Windows of policy versions as values of a label; only the newest exist.
 
-A window is ten versions, for example `120-129`. Each policy has the ten newest windows; rewards of older ones count as `older`,
-and those of versions that are not numbers as `unknown`. Windows are ordered by their versions, so that all workers end the same
-ones: the sum of a series over workers would fall if only some of them ended it. If a new epoch begins, or a lower version than
-those of all windows is announced, another run began, and the windows of the earlier one end; its rewards then count as `older`.
+A window is ten versions, for example `120-129`. Each policy has the ten newest windows; rewards of older versions count as
+`older`, rewards of versions that are not numbers as `unknown`. Windows are ordered by their versions, so that all workers end
+the same windows: the sum of a series over workers would fall if only some of them ended it. If a new epoch begins, or a version
+below all windows is announced, another run began: the windows of the earlier run end, and its rewards count as `older`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +39,7 @@ class VersionWindows:
     def of(self, policy: str, version: str | None, epoch: int | None = None) -> str:
         """Return the window of a version of an epoch, by default of the present one.
 
-        Its series exist, and those of the next window, which so begin at 0.
+        Starts its series and the series of the next window, so that they begin at 0.
         """
         number = number_of(version)
         if number is None:
@@ -79,7 +79,7 @@ class VersionWindows:
             self._stop(policy, list(self._live.get(policy, ())))
 
     def _start(self, policy: str, windows: set[int]) -> None:
-        """Start those of these windows that are among the newest, and end the others."""
+        """Start the windows that are now among the newest, and end the windows that no longer are."""
         live = self._live.setdefault(policy, set())
         kept = set(sorted(live | windows)[-KEPT:])
         self._stop(policy, live - kept)
@@ -105,7 +105,7 @@ def window_of(label: str) -> int | None:
 
 
 def newest(labels: Iterable[str]) -> set[str]:
-    """Return those of these labels that are not windows, and of the windows the newest."""
+    """Return the labels of the newest windows, and all labels that are not windows."""
     windows = {label: window_of(label) for label in labels}
     numbers = sorted({window for window in windows.values() if window is not None})[-KEPT:]
     return {label for label, window in windows.items() if window is None or window in numbers}

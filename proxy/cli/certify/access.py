@@ -23,7 +23,7 @@ from proxy.upstream.http_client import failure_text
 
 MAX_BYTES: Final = 16 * 2**20  # of a response; the longest reply of a shape has 100 tokens
 CALL_TIMEOUT_S: Final = 30.0
-_KEPT: Final = frozenset({"record", "continuation", "dialects"})  # of the user's settings, besides those of the engine
+_KEPT: Final = frozenset({"record", "continuation", "dialects"})  # of the user's settings, besides the engine's
 
 
 class Unanswered(OSError):
@@ -57,7 +57,7 @@ class Answer:
 
 
 class Client:
-    """Requests to one server. `deadline` is that of the whole run, in the event loop's time."""
+    """Requests to one server. `deadline` ends the whole run, in the event loop's time."""
 
     def __init__(self, session: aiohttp.ClientSession, root: str, name: str, deadline: float) -> None:
         self._session = session

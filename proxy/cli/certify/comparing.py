@@ -22,9 +22,9 @@ _DONE: Final = b"[DONE]"
 
 
 def payloads(content_type: str, body: bytes) -> list[Any]:
-    """Return the JSON of a response, or of each event of a stream, whose end is the last item. Raises ValueError.
+    """Return the JSON of a response, or of each event of a stream; `[DONE]` stays a string. Raises ValueError.
 
-    An event with a name has it as `event`.
+    An event with a name becomes an object of its name, `event`, and its JSON, `data`.
     """
     if content_type != "text/event-stream":
         return [orjson.loads(body)]
@@ -74,9 +74,9 @@ def _continued(before: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
 def merged(values: list[Any], *, is_stream: bool = False) -> Merged:
     """Return the contents of a response or of a stream's events, independent of how they are divided into events.
 
-    Parts of strings and lists are joined by their place; of any other value but null, the distinct ones are kept. Of the
-    objects of a response the keys are included in their order, so that none is added, lost or moved; of a stream all keys at a
-    place, since an event of several tokens has those of several events. Choices are distinguished by `index`.
+    Parts of strings and lists are joined by their place; of any other value but null, the distinct ones are kept. For each
+    object of a response the keys are included in their order, so that none is added, lost or moved; for a stream, all keys at a
+    place together, since an event of several tokens contains the keys of several events. Choices are distinguished by `index`.
     """
     found: Merged = {}
     for value in values:

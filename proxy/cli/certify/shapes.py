@@ -19,7 +19,7 @@ END_OF_TURN: Final = "<|im_end|>"
 END_OF_TEXT: Final = "<|endoftext|>"
 WORDS: Final = (END_OF_THINKING, END_OF_TURN, END_OF_TEXT)
 SEED: Final = 7
-TOKENS: Final = 24  # of a reply whose length is no part of its shape
+TOKENS: Final = 24  # of a reply, unless its shape requires another length
 QUESTION: Final = [{"role": "user", "content": "Count to three."}]
 TOOL: Final[Body] = {
     "type": "function",

@@ -64,7 +64,7 @@ _MARKS: Final = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "fault": (
 
 
 async def print_findings(found: AsyncIterator[Finding], out: Console, *, as_json: bool) -> Exit:
-    """Print the findings and return the exit code: that of all faults if it is the same, else FOUND."""
+    """Print the findings and return the exit code: DONE without faults, their code if they share one, else FOUND."""
     LOG.addHandler(NullHandler())  # findings repeat its messages about unreachable engines
     collected: list[Finding] = []
     async for finding in found:

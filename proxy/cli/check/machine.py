@@ -31,8 +31,8 @@ Grade = Literal["ok", "note", "fault"]
 class Finding:
     """The result of one check: its subject, its grade, what was found (`seen`), and how to fix it (`fix`).
 
-    A fault prevents or loses recorded steps, or allows unintended access. A note is a warning. `exit_code` is that of a `check`
-    whose only faults have this one.
+    A fault prevents or loses recorded steps, or allows unintended access. A note is a warning. A `check` exits
+    with `exit_code` if all its faults have the same one.
     """
 
     subject: str
@@ -274,7 +274,7 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
 
 @contextmanager
 def _url_without_traces(url: str) -> Iterator[str]:
-    """Yield the URL; for an embedded store that does not exist yet, that of a temporary one beside it.
+    """Yield the URL; for an embedded store that does not exist yet, the URL of a temporary one beside it.
 
     A start creates the store; a check only finds out whether a start can. Raises OSError if the folder cannot be created.
     """
