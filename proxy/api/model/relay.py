@@ -463,7 +463,7 @@ async def _read(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpReq
     call.work_bytes += call.response_bytes
     if call.work_bytes <= PLAIN_BYTES:
         missing = exchange.missing()
-        live.prompt = response.prompt or live.prompt
+        live.prompt = response.prompt or call.plan.prompt or live.prompt
         return missing
     async with live.large_work:
         if isinstance(response, Withheld):
@@ -475,7 +475,7 @@ async def _read(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpReq
                 exchange.is_read = False  # it is not parsed
                 raise
         missing = await off_loop(call.work_bytes, PLAIN_BYTES, exchange.missing)
-        live.prompt = response.prompt or live.prompt
+        live.prompt = response.prompt or call.plan.prompt or live.prompt
     return missing
 
 
