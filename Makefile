@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 RUNNABLE := .venv/.runnable
+SYSTEM := .venv/.system
 
 .PHONY: all check install run test test-system test-faults test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
@@ -13,7 +14,7 @@ all: lint types test test-system  ## the checks that every change must pass
 check: lint types  ## style, types, and the tests of what changed since this branch left main, in less than a minute for a small change
 	$(BIN)/python -m pytest -n 2 $$($(BIN)/python -m tests.changed)
 
-install: $(READY)  ## install everything into .venv, test packages included
+install: $(SYSTEM)  ## install everything into .venv, test packages included
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -22,11 +23,16 @@ $(RUNNABLE): pyproject.toml constraints.txt
 	@touch $(RUNNABLE)
 
 $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
-	@echo "Installing the packages of the tests into .venv (about 1 GB)"
+	@echo "Installing the packages of the tests into .venv (about 800 MB)"
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,otel,tokenizer]" --group dev
 	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
+
+$(SYSTEM): $(READY)
+	@echo "Installing the packages of the system tests into .venv (about 600 MB)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group system
+	@touch $(SYSTEM)
 
 run: $(RUNNABLE)  ## run the proxy on LISTEN=127.0.0.1:8400, with the simulator or ENGINE=http://…; CONFIG=file
 	@$(BIN)/tokentape serve $(if $(LISTEN),--listen $(LISTEN)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
@@ -41,18 +47,18 @@ PROCESSES := tests/cli/test_main.py tests/server/test_shutdown.py tests/server/t
 test: $(READY)  ## run the tests of all modules, of the laws and of the pages
 	$(PYTEST) --ignore=tests/system $(PROCESSES:%=--ignore=%)
 
-test-system: $(READY)  ## run the tests of whole processes: faults, fuzzing, security, costs, replicas, examples
+test-system: $(SYSTEM)  ## run the tests of whole processes: faults, fuzzing, security, costs, replicas, examples
 	$(PYTEST) tests/system $(PROCESSES)
 
-test-faults: $(READY)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=
+test-faults: $(SYSTEM)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.system.faults.training.run --groups $(or $(GROUPS_LONG),200) $(if $(SEED),--seed $(SEED))
 
-test-engine: $(READY)  ## test with a real vLLM, SGLang and llama.cpp on this CPU, built once in the user's cache directory
+test-engine: $(SYSTEM)  ## test with a real vLLM, SGLang and llama.cpp on this CPU, built once in the user's cache directory
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest tests/system/real_engines
 
-certified: $(READY)  ## run `tokentape certify` on the engines of test-engine, and write docs/certified and docs/exactness.md
+certified: $(SYSTEM)  ## run `tokentape certify` on the engines of test-engine, and write docs/certified and docs/exactness.md
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest tests/system/real_engines/test_certified.py --record-certified
 	$(BIN)/python -m docs.generate
@@ -63,24 +69,24 @@ continuation-table: $(READY)  ## print which linear rollouts are one sequence, b
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -n 0 tests/system/real_engines/templates_of_trl.py
 
-test-trainers: $(READY)  ## run docs/trainers.md in the loops of TRL, verl, OpenRLHF and AReaL on this CPU, with a real vLLM
+test-trainers: $(SYSTEM)  ## run docs/trainers.md in the loops of TRL, verl, OpenRLHF and AReaL on this CPU, with a real vLLM
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -vv tests/system/trainers/loops
 
-test-deploy: $(READY)  ## check deploy/: schemas, linters, the Dockerfile's steps, a real load balancer with real replicas
+test-deploy: $(SYSTEM)  ## check deploy/: schemas, linters, the Dockerfile's steps, a real load balancer with real replicas
 	$(BIN)/python -m tests.system.deploy.environment
 	$(BIN)/python -m pytest --timeout 300 tests/system/deploy
 
-test-agents: $(READY)  ## run third-party clients and agents, update docs/clients.md, and print which have newer versions (requires node and npm)
+test-agents: $(SYSTEM)  ## run third-party clients and agents, update docs/clients.md, and print which have newer versions (requires node and npm)
 	$(BIN)/python tests/system/agents/environment.py
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -vv tests/system/agents
 	$(BIN)/python -m tests.system.agents.newer
 
-test-monitoring: $(READY)  ## check rules, alerts and the dashboard's queries with a real Prometheus (Debian's) and a real proxy
+test-monitoring: $(SYSTEM)  ## check rules, alerts and the dashboard's queries with a real Prometheus (Debian's) and a real proxy
 	$(BIN)/python -m pytest tests/system/monitoring
 
-examples: $(READY)  ## run each of examples/ in full with the simulator, and print its output
+examples: $(SYSTEM)  ## run each of examples/ in full with the simulator, and print its output
 	$(BIN)/python -m pytest -n 0 tests/system/examples --whole --timeout 600
 
 test-trackers: $(READY)  ## log rollouts to W&B (offline) and to MLflow, which it installs (100 MB)
@@ -97,7 +103,7 @@ cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FOR
 golden: $(READY)  ## record the exports and wire bytes of tests/golden again; RELEASE=0.2.0: and the store of that release
 	$(BIN)/python -m tests.golden.record $(RELEASE)
 
-fuzz: $(READY)  ## fuzz requests, streams, records, stores and imports with new seeds; CASES= scales the number of cases
+fuzz: $(SYSTEM)  ## fuzz requests, streams, records, stores and imports with new seeds; CASES= scales the number of cases
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile thorough --timeout 600
 
@@ -124,7 +130,7 @@ docs: $(READY)  ## generate pages and the site, build/docs/index.html
 
 lock:  ## update constraints.txt within the ranges of pyproject.toml
 	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group docs --group trackers --group ui
+	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group system --group docs --group trackers --group ui
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:  ## remove generated files, but not recorded steps (./data)

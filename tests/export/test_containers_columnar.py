@@ -1,4 +1,4 @@
-"""Rows as Parquet and Arrow columns, read by pyarrow and datasets."""
+"""Rows as Parquet and Arrow columns, read by pyarrow."""
 
 import io
 from array import array
@@ -146,17 +146,6 @@ def test_equal_rows_are_equal_bytes(container):
     rows = worked.rows("sequences", [make_step(str(index), [index], [index + 1]) for index in range(5)])
 
     assert written(container, "sequences", rows) == written(container, "sequences", rows)
-
-
-def test_the_datasets_library_loads_the_parquet_file(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = worked.rows("sequences")
-    (tmp_path / "rows.parquet").write_bytes(written("parquet", "sequences", rows))
-    loaded = datasets.load_dataset(
-        "parquet", data_files=str(tmp_path / "rows.parquet"), split="train", cache_dir=str(tmp_path / "cache")
-    )
-
-    assert [named("sequences", row) for row in rows] == list(loaded)
 
 
 @pytest.mark.parametrize("container", ["parquet", "arrow"])

@@ -1,18 +1,23 @@
-"""The archive in an S3 bucket (moto's server), and read by datasets, DuckDB and Polars."""
+"""The archive in an S3 bucket (moto's server), and read by datasets, DuckDB and Polars, as is the Parquet container."""
 
 import asyncio
+import re
 
 import boto3
 import datasets
 import duckdb
 import fsspec
 import polars as pl
+import pyarrow.parquet as parquet
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.support import worked
 from tests.support.archives import archived_versions, archiver, finished, importer
 from tests.support.fakes import proxying
 from tests.support.pages import ROOT, blocks_of
 
+from proxy.export import FORMATS
+from proxy.export.containers import CONTAINERS
 from proxy.rollouts.archive.dataset import Dataset
 
 IDS = list(range(301))
@@ -146,3 +151,26 @@ async def test_a_proxy_archives_finished_rollouts(store, engine, tmp_path):
             await asyncio.sleep(0.01)
 
     assert touched == await archived_versions(options["url"])
+
+
+async def test_the_query_of_the_card_returns_the_newest_versions(store, tmp_path, monkeypatch):
+    await finished(store, "a", "b", steps=2)
+    await archiver(store, tmp_path).sweep()
+    await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
+    await archiver(store, tmp_path).sweep()
+    monkeypatch.chdir(tmp_path)
+    (query,) = re.findall(r"```sql\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
+    rows = duckdb.sql(query).fetchall()
+
+    assert [("a", 1.0)] * 2 + [("b", 0.5)] * 2 == [row[:2] for row in rows]
+    assert [*range(301)] == rows[1][3]
+
+
+def test_the_datasets_library_reads_the_parquet_container_as_pyarrow_does(tmp_path):
+    writer = CONTAINERS["parquet"](FORMATS["sequences"])
+    parts = [writer.opening(), *map(writer.row, worked.rows("sequences")), writer.closing(None)]
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"".join(parts))
+    loaded = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+
+    assert parquet.read_table(path).to_pylist() == list(loaded)

@@ -5,7 +5,6 @@ import sys
 from io import BytesIO
 
 import pytest
-from tests.support.archives import archiver, finished
 
 from proxy.rollouts.archive.dataset import ArchiveError, Dataset
 from proxy.rollouts.archive.tables import COLUMNS, ArchiveWriter
@@ -72,21 +71,6 @@ def test_the_card_is_written_once(tmp_path):
 
     assert COLUMNS.keys() == set(re.findall(r"^\| `(\w+)` \|", written.decode(), re.MULTILINE))
     assert "edited" == (tmp_path / "README.md").read_text()
-
-
-async def test_the_query_of_the_card_returns_the_newest_versions(store, tmp_path, monkeypatch):
-    import duckdb
-
-    await finished(store, "a", "b", steps=2)
-    await archiver(store, tmp_path).sweep()
-    await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
-    await archiver(store, tmp_path).sweep()
-    monkeypatch.chdir(tmp_path)
-    (query,) = re.findall(r"```sql\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
-    rows = duckdb.sql(query).fetchall()
-
-    assert [("a", 1.0)] * 2 + [("b", 0.5)] * 2 == [row[:2] for row in rows]
-    assert [*range(301)] == rows[1][3]
 
 
 @pytest.mark.parametrize("missing", ["fsspec", "pyarrow"])
