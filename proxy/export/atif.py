@@ -52,15 +52,15 @@ class _Entry:
 class Conversation:
     """The steps of one conversation, from its calls in the order of time.
 
-    A message becomes a step once: those that a call has in common with the history are not repeated, and the result of a
+    A message becomes a step once: messages that a call has in common with the history are not repeated, and the result of a
     tool is an observation of the step that called it. A reply that the next call does not contain was abandoned: it, and
-    what followed the messages in common, are removed, and return if a later call contains them. Of several choices the
-    reply is the one that the next call contains. An assistant message that was not sampled in this conversation is copied
+    what followed the messages in common, are removed, and return if a later call contains them. Of several choices, the
+    choice that the next call contains is the reply. An assistant message that was not sampled in this conversation is copied
     context, which consumers do not train.
 
     A call costs time for its new messages, and for the comparison with the call before.
 
-    Invariant: the entries from `_settled` on are ordered by their messages; those before it are never removed.
+    Invariant: the entries from `_settled` on are ordered by their messages; earlier entries are never removed.
     """
 
     _entries: list[_Entry] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Conversation:
         return "\n".join(_text({"content": entry.step["message"]}) for entry in before)
 
     def add(self, step: Step, choices: Sequence[Choice]) -> None:
-        """Add a call and its reply: of several choices the one with which the next call continues, or the first one."""
+        """Add a call and its reply: of several choices, the choice that the next call continues, or the first."""
         answers, messages = answers_of(step), messages_of(step)
         chain = [b"", *self._digests.chain(messages)]  # of the messages before each index
         if messages:
@@ -154,7 +154,7 @@ class Conversation:
         return common
 
     def _copied(self, message: Any, by_key: Mapping[Hashable, int]) -> int | None:
-        """Return the number of the reply of the call before that a message is, the first of several; None if it is none."""
+        """Return the number of the first reply of the call before that equals this message; None if no reply does."""
         if role_of(message) != "assistant":
             return None
         keys = tuple(map(str, _call_ids(message))), _text(message)
@@ -171,7 +171,7 @@ class Conversation:
     def _restore(self, index: int, message: Any, before: bytes) -> bool:
         """Add the message with this index as the reply that was sampled after the messages before it; return whether it was.
 
-        The agent returns to a conversation that it left, as one that searches a tree, or has equal sub-agents in parallel.
+        The agent returns to a conversation that it left: it searches a tree, or runs equal sub-agents in parallel.
         """
         found = self._sampled.at(before).get(_copy_key(message), ()) if role_of(message) == "assistant" else ()
         for step, choice, reply in islice(found, _RESTORED):
@@ -238,7 +238,7 @@ def _copy_key(message: Mapping[str, Any]) -> Hashable:
 
 
 def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
-    """Return the reply as a message of an assistant."""
+    """Return the reply as an assistant message."""
     reply = answer.get("message") if is_chat else {"role": "assistant", "content": answer.get("text")}
     return reply if isinstance(reply, dict) else {"role": "assistant", "content": None}
 
@@ -395,7 +395,7 @@ _UNKNOWN: Final = "unknown"
 
 @dataclass(slots=True)
 class _Told:
-    """The conversation of a thread, and its calls that are in it."""
+    """A thread, its conversation, and its calls in the conversation."""
 
     thread: Thread
     name: str
@@ -483,7 +483,7 @@ def _refer(told: _Told, facts: RolloutFacts, results: Mapping[tuple[str, str, st
     if found is None:
         return
     prompt = told.conversation.prompt
-    result = found.get(prompt.strip())  # one that is the prompt is found without a search for each
+    result = found.get(prompt.strip())  # an argument that equals the prompt is found without a search
     result = result or next((result for text, result in found.items() if text in prompt), next(iter(found.values())))
     reference = {"trajectory_id": _trajectory_id(facts, told), "session_id": facts.rollout_id}
     result().setdefault("subagent_trajectory_ref", []).append(reference)

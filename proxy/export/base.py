@@ -127,7 +127,7 @@ class Format(ABC):
     has_images: ClassVar[bool] = False  # its rows have images
 
     def check_images(self, facts: RolloutFacts, steps: Iterable[Step]) -> None:
-        """Raise Inexpressible for calls with images if the format has no place for them: ids alone are another prompt."""
+        """Raise Inexpressible for calls with images if the format cannot represent them: without them the prompt is another."""
         count = 0 if self.has_images else max((len(recorded(step)) for step in steps), default=0)
         if count:
             raise Inexpressible(

@@ -45,7 +45,7 @@ class OsmosisFormat(SequenceView):
 
 
 def _claims(row: Row, source: RowSource) -> list[dict[str, Any]]:
-    """Return for each call how many tokens were added since the previous one: as claimed, and as the ids prove."""
+    """Return the number of tokens added by each call since the previous call: as claimed, and as the ids prove."""
     claims: list[dict[str, Any]] = []
     end = row.prompt_len
     for call, turn in enumerate(turns(row)):

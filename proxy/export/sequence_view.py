@@ -1,6 +1,6 @@
 """Formats with one row for each sequence, and what they have in common: filled logprobs, rewards, advantages, versions.
 
-No value is invented: if a rollout lacks one that the format requires, the format refuses the rollout with the reason.
+No value is invented: if a rollout lacks a required value, the format refuses the rollout with the reason.
 """
 
 from abc import abstractmethod
@@ -118,7 +118,7 @@ class SequenceView(Format):
         raise NotImplementedError
 
     def with_scores(self, view: Any, row: Row, source: RowSource, scores: Scores) -> Any:
-        """Return the row with its scores: here in the one column of `scored`, 0.0 where nothing is trained."""
+        """Return the row with its scores: here in the only column of `scored`, 0.0 where nothing is trained."""
         (name,) = self.scored[source.fill.role]
         return {**view, name: self.placed(scores.filled(row.mask, 0.0), row)}
 
@@ -270,7 +270,7 @@ def turn_rewards(step_id: str, count: int, source: RowSource, *, is_last: bool) 
 
 
 def token_rewards(step_id: str, count: int, source: RowSource) -> list[float] | None:
-    """Return the rewards of a step's sampled tokens; None if it has none by token."""
+    """Return the rewards of a step's sampled tokens; None if it has no rewards by token."""
     one_by_one = source.facts.token_rewards(step_id)
     if one_by_one is None:
         return None

@@ -25,7 +25,7 @@ _COLUMNS: Columns = {
 
 
 class _Output(Batched):
-    """The common part: a row has the number of its rollout in the group in its trajectory."""
+    """The common part: the trajectory of a row contains the number of its rollout in the group."""
 
     columns: ClassVar[Columns] = _COLUMNS
 

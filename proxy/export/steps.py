@@ -115,7 +115,7 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> 
 def _rare(step: Step, choice: Choice) -> dict[str, Any]:
     """Return the fields that most rows do not have.
 
-    Experts are encoded as the engine did; `form` is the format of their base64.
+    Experts are encoded as by the engine; `form` is the format of their base64.
     """
     rare: dict[str, Any] = {}
     if step.policy != DEFAULT_POLICY:

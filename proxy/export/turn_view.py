@@ -1,7 +1,7 @@
 """Formats with one row for each turn: a prompt and what was sampled after it.
 
 Rows are the turns that canonical rows train, oldest first, limited by `max_len`. Nothing is joined, so no mask is
-needed between turns, and a rollout of any shape has such rows.
+needed between turns, and a rollout of any shape can be represented.
 """
 
 from abc import abstractmethod
@@ -71,7 +71,7 @@ class TurnView(Format):
     keeps_empty = False  # it then has a row even if nothing sampled is left
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan a view of each turn, the oldest first; the turns of threads with a reward of their own follow the others.
+        """Plan a view of each turn, the oldest first; the turns of threads with a separate reward follow the others.
 
         Raises Inexpressible if the format cannot represent the rollout.
         """
@@ -133,7 +133,7 @@ def _sampled(chosen: _Chosen, *, is_last: bool) -> TurnRow:
 
 
 def _cut(turn: TurnRow, room: int) -> TurnRow:
-    """Cut the turn as verifiers cuts to its `max_seq_len` (fa7f5fa): nothing sampled is left after a longer prompt."""
+    """Cut the turn as verifiers cuts to its `max_seq_len` (fa7f5fa): after a longer prompt, no sampled token remains."""
     if len(turn.prompt) > room:
         return replace(turn, prompt=turn.prompt[:room], ids=[], logprobs=[], cut=True, overlong_prompt=True)
     left = room - len(turn.prompt)

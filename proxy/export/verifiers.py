@@ -76,7 +76,7 @@ class VerifiersFormat(TurnView):
 
 
 def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: RowSource) -> dict[str, Any]:
-    """Return the step. Its response has this choice only, because verifiers raises an error for several."""
+    """Return the step with this choice alone in its response: verifiers raises an error for several choices."""
     response = dict(step.response or {})
     answer = answers_of(step).get(choice.index)
     shown = [] if answer is None else [answer]

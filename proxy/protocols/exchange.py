@@ -285,7 +285,7 @@ def _with_images(images: Mapping[str, Any], packed: Packed, problems: set[str]) 
 def _bound(sampling: Mapping[str, Any]) -> int | None:
     """Return the maximum number of tokens per choice; None if the body does not limit them.
 
-    Of two bounds the higher one: engines differ in which of them they use.
+    Of two bounds the higher is returned: engines differ in which they use.
     """
     highest = 0
     for bound in (sampling.get("max_tokens"), sampling.get("max_completion_tokens")):
@@ -320,7 +320,7 @@ def pack_tokens(
 ) -> Packed:
     """Pack the engine's lists.
 
-    Choice index = prompt index times `samples` plus sample index, if each choice has a prompt of its own. `sent_prompts`
+    Choice index = prompt index times `samples` plus sample index, if each choice has a separate prompt. `sent_prompts`
     are the prompts of the request, if it has ids; `epoch` is the policy's epoch when the call was sent. Raises
     ValueError, TypeError or OverflowError for invalid ids.
     """
@@ -392,7 +392,7 @@ def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]])
 
 
 def _listed(prompt: Sequence[int]) -> list[int]:
-    """Return a prompt as a list; one that is a list is not copied."""
+    """Return a prompt as a list; a list is not copied."""
     if isinstance(prompt, list):
         return prompt
     return prompt.tolist() if isinstance(prompt, array) else list(prompt)

@@ -59,7 +59,7 @@ class LongText(NamedTuple):
 
 
 def fresh_bytes(text: bytes, before: LongText) -> int:
-    """Return about how many bytes of a text take time to process: those after `before`, if that has few values."""
+    """Return about how many bytes of a text take time to process: only the bytes after `before`, if it has few values."""
     if len(text) > _LIGHT_BYTES or before.weight > _LIGHT_WEIGHT:
         return len(text)
     start = before.size - _PIECE_BYTES  # where its last piece is equal, most likely all are

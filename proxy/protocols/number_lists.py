@@ -79,7 +79,7 @@ def repeated_tokens(body: bytes | bytearray, known: KnownPrompt | None) -> int:
 
 
 def cut_tokens(body: bytes, known: KnownPrompt | None) -> tuple[bytes, KnownPrompt] | None:
-    """Return a tokenize response with null in place of its ids, and these; None if they are not recognized."""
+    """Return a tokenize response with null in place of its ids, and the ids; None if they are not recognized."""
     cut = _prompt(body, known, _TOKENS)
     return None if cut is None else (b"".join((body[: cut.start], b"null", body[cut.end :])), cut.value)
 
@@ -122,7 +122,7 @@ def _put_back(response: Any, cuts: list[_Cut]) -> bool:
 
 
 def _prompt(body: bytes, known: KnownPrompt | None, key: bytes = _PROMPT) -> _Cut | None:
-    """Return the ids of this key. Those that begin with the ids of a known prompt share their JSON, which is compared only."""
+    """Return the ids of this key. If they begin with the known prompt, its JSON is compared and shared, not parsed."""
     start = body.find(key) + len(key)
     if start < len(key) or not body.startswith(b"[", start):
         return None

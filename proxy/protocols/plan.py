@@ -35,7 +35,7 @@ _NO_EXTRA: Final[Mapping[str, Any]] = {}
 class SessionPlace:
     """Where a call names its session for a router in front of engines: a header, or a field of the body with up to one dot.
 
-    `of_thread`: it names its thread, by `agent` if the client names it, and not its rollout.
+    `of_thread`: it names its thread (`agent`, if the client names one) instead of its rollout.
     """
 
     header: str | None
@@ -46,10 +46,10 @@ class SessionPlace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A planned call. `request` is the client's body, `body` the one that is sent, `sent` the difference on the top level.
+    """A planned call. `request` is the client's body, `body` the sent body, `sent` their difference on the top level.
 
-    `framing` is how the call is sent; `expected` are the problems that the engine is known to have with such a call.
-    `wants_logprobs`: they are configured or requested, so a step without them lacks them. `translation`: the client's dialect,
+    `framing` is how the call is sent; `expected` are the engine's known problems with such a call.
+    `wants_logprobs`: they are configured or requested, so their absence is a problem. `translation`: the client's dialect,
     if the engine does not support it. `prompt`: the ids of a call that continues an earlier step, which replaces the
     messages or the text; `sent` does not repeat it. `abort`: the request that ends the call (see `Injection`).
     """
@@ -144,7 +144,7 @@ def _opening(body: Json) -> str:
 
 
 def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
-    """Return the fields that the options set in a body, and those they remove from it (TokenTape's own fields)."""
+    """Return the fields that the options set in a body, and the fields that they remove (TokenTape's own)."""
     fields: Json = {}
     model = body.get("model")
     if options.models and isinstance(model, str) and (served := served_as(model, options.models)) is not None:
@@ -222,7 +222,7 @@ class PreparedPlans(dict[bytes, PreparedPlan]):
         self._size = 0
 
     def keep(self, key: bytes, plan: PreparedPlan) -> None:
-        """Keep a plan; those before it are dropped if there is no room for it."""
+        """Keep a plan; all earlier plans are dropped if there is no room for it."""
         size = _BYTES_PER_PLAN + 3 * len(key)  # the plan refers to the values of the template
         if self._size + size > _MAX_BYTES:
             self.clear()
@@ -241,9 +241,9 @@ def has_lists(messages: Any) -> bool:
 
 
 def template_of(body: Json, dialect: Dialect, rules: Sampling, *, has_lists: bool) -> Json | None:
-    """Return a body in which the prompt is replaced by what a plan depends on in it.
+    """Return a body with only the facts about its prompt that a plan depends on, in place of the prompt.
 
-    None if that may be the whole prompt, or if a rule replaces it. `has_lists`: contents of messages are lists of parts.
+    None if a plan may depend on the whole prompt, or if a rule replaces it. `has_lists`: messages have lists of parts.
     """
     name = dialect.prompt_field
     prompt = body.get(name)
@@ -266,7 +266,7 @@ def prepare(
     logprobs_mode: str | None,
     tokens: TokenAnnotations | None = None,
 ) -> PreparedPlan:
-    """Prepare the plans of calls like this one. `logprobs_mode` is the configured one. Raises UnprocessableRequest."""
+    """Prepare the plans of calls like this one. `logprobs_mode` is the configured mode. Raises UnprocessableRequest."""
     dialect = DIALECTS[endpoint]
     edited, requested = body, dialect.response_options(body)
     fields, unset = edit(body, options, dialect)
@@ -322,7 +322,7 @@ def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions,
 
 
 def _expected(engine: Engine, dialect: Dialect, body: Json, options: CallOptions, framing: Framing) -> frozenset[str]:
-    """Return the problems that the engine is known to have with such a call."""
+    """Return the engine's known problems with such a call."""
     quirks = applicable(engine, dialect.name, body, options, live=framing == "live")
     return frozenset([code for quirk in quirks for code in quirk.codes])
 

@@ -1,12 +1,12 @@
-"""Events of a chat stream that repeat the one before them, apart from text, token ids and logprobs.
+"""Events of a chat stream that repeat the previous event, apart from text, token ids and logprobs.
 
-Most events of a stream are such repetitions. They are recognized by their bytes, without a dict for each of them:
+Most events of a stream are repetitions. They are recognized by their bytes, without a dict for each:
 
     data: {"id":"c1","choices":[{"index":0,"delta":{"content":"A"},"logprobs":{"content":[{…}]},"token_ids":[17]}]}
     └───────────────────── before ────────────────────────┘    └──────── variable, with the text ─────────┘ └ after
 
-Contract: a repetition has the same effect on the client's bytes and on the accumulated response as the general path has. The
-general path processes every event that is not recognized, and each such event replaces the known one.
+Contract: a repetition has the same effect on the client's bytes and on the accumulated response as on the general path. The
+general path processes every event that is not recognized, and learns its shape in place of the known shape.
 """
 
 import re

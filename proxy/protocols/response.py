@@ -139,7 +139,7 @@ class _Finish(NamedTuple):
 
 
 class _Usage:
-    """The token counts of a stream, if they were injected: what is stripped of them, and what they show.
+    """The token counts of a stream: strips them if they were injected, and checks them.
 
     With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` to the usage event, and without it to each
     event with a finish reason. If it was injected, these events wait for the usage event to restore the field.

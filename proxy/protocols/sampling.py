@@ -34,13 +34,13 @@ class Sampling:
     cap: Mapping[str, int | float | Literal["auto"]] = field(default_factory=dict)
 
     def over(self, base: "Sampling") -> "Sampling":
-        """Return these rules on top of more general ones."""
+        """Return these rules on top of more general rules."""
         if not (self.override or self.default or self.cap):
             return base
         return Sampling({**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap})
 
 
-NO_RULES: Final = Sampling()  # of rollouts without rules of their own
+NO_RULES: Final = Sampling()  # of rollouts without rules
 
 
 def served_as(model: str, models: Mapping[str, str]) -> str | None:
@@ -55,7 +55,7 @@ def served_as(model: str, models: Mapping[str, str]) -> str | None:
 
 
 def engine_model(body: Mapping[str, Any], models: Mapping[str, str], rules: Sampling) -> str | None:
-    """Return the engine's name of the model that is sent for a body; None if none is sent."""
+    """Return the engine's name of the model that is sent for a body; None if the sent body has no model."""
     model = body.get("model")
     named = (served_as(model, models) or model) if isinstance(model, str) else None
     if model is None:
@@ -65,7 +65,7 @@ def engine_model(body: Mapping[str, Any], models: Mapping[str, str], rules: Samp
 
 
 def bound_of(sampling: Mapping[str, Any]) -> float | None:
-    """Return the bound on completion tokens; None if there is no numeric one."""
+    """Return the bound on completion tokens; None if no bound is a number."""
     bound = next((sampling[name] for name in _BOUNDS if sampling.get(name) is not None), None)
     return bound if isinstance(bound, int | float) else None
 

@@ -19,7 +19,7 @@ MAX_EVENT_BYTES: Final = 2**26  # all prompt ids and top logprobs of the longest
 
 
 class StreamFormat(NamedTuple):
-    """The content type of a stream, and bytes that have no meaning in it, for a client that waits."""
+    """The content type of a stream, and the bytes without meaning that are sent to a waiting client."""
 
     content_type: str
     keep_alive: bytes
@@ -31,8 +31,8 @@ EVENT_STREAM: Final = StreamFormat("text/event-stream; charset=utf-8", b": keep-
 class Event(NamedTuple):  # made for each event of each stream: a frozen dataclass takes three times as long to make
     """One event. `raw` is its bytes with the blank line that ends it; `payload` its data lines, joined by LF.
 
-    `name` is the value of its `event:` field; `before` and `after` are what is around another payload in this event, if that is
-    a single line. A block of comments alone has neither name nor payload.
+    `name` is the value of its `event:` field; `before` and `after` are the bytes around the payload, if it is a single
+    line: another payload can be placed between them. A block of comments alone has neither name nor payload.
     """
 
     raw: bytes

@@ -1,6 +1,6 @@
-"""Adapters of calls in another format, and the one of dialects that are translated to chat.
+"""Adapters of calls in another format, and the adapter of dialects that are translated to chat.
 
-Such a call is sent as a chat call, and its response is rendered in the client's dialect, also from a stored step.
+A translated call is sent as a chat call; its response is rendered in the client's dialect, also from a stored step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,7 +138,7 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
 def engine_options(
     options: TranslationOptions, kind: str | None, *, merges_systems: bool = False, has_developers: bool = False
 ) -> TranslationOptions:
-    """Return the translation options for an engine of this kind, with the configured ones of `options`."""
+    """Return the translation options for an engine of this kind, with the configured values of `options`."""
     return TranslationOptions(
         options.thinking,
         options.not_thinking,

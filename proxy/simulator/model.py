@@ -48,7 +48,7 @@ class Token:
 
     id: int
     text: str  # what it adds to the text: nothing, its own string, or also text that was held back before
-    logprobs: tuple[TokenLogprob, ...]  # the token itself, then the most likely ones if alternatives are requested
+    logprobs: tuple[TokenLogprob, ...]  # the token itself, then the most likely tokens if alternatives are requested
     distribution: TokenDistribution
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -205,7 +205,7 @@ class Model:
         return generate(sampled, self.tokenizer, conditions, options.alternatives)
 
     def _split(self, token: int, stream: RandomStream) -> Sequence[int]:
-        """Return the tokens to sample in place of one: itself, or at the rate the two that make it up, and again these."""
+        """Return the tokens to sample in place of one: itself or, at `noncanonical_rate`, its two parts, split recursively."""
         parts = self.tokenizer.parts(token)
         if parts is None or stream.unit() >= self.noncanonical_rate:
             return (token,)

@@ -39,9 +39,7 @@ class Options:
     script: Script | None = None  # that chat completions follow
     template: str | None = None  # the text of a chat template in Jinja
     eos: str = "<|im_end|>"  # the token that ends a turn
-    call_eos: str | None = (
-        None  # the one that ends a turn with tool calls, like GLM's `<|observation|>`; None: the same
-    )
+    call_eos: str | None = None  # ends a turn with tool calls, like GLM's `<|observation|>`; None: the same token
     image_tokens: int = 0  # at least so many placeholder tokens for each image; 0: the model takes none
     # The probability that an ordinary token is sampled as the two tokens that make it up, and that a tool call is written in
     # other white space than the template's.

@@ -179,7 +179,7 @@ class StreamParser:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Return the length of the longest end of the text that is a beginning of the tag."""
+    """Return the length of the longest suffix of the text that is a prefix of the tag."""
     return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
 
 

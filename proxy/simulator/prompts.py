@@ -28,9 +28,9 @@ _PARAM: Final = "kv_transfer_params.prompt_token_ids"
 
 
 def reused_ids(body: Body, model: Model, *, has_field: bool = False) -> list[int] | None:
-    """Return the ids of a vLLM chat in place of its rendered messages; None if there are none.
+    """Return the ids of a vLLM chat in place of its rendered messages; None if the request has none.
 
-    `has_field`: they may be in the field `prompt_token_ids`, which 0.32 ignores. They are ignored with `echo`, and if a
+    `has_field`: the ids may be in the field `prompt_token_ids`, which 0.32 ignores. They are ignored with `echo`, and if a
     message has content that is not text (vLLM 0.32, renderers/online_renderer.py, `_reused_prompt_token_ids`). Raises
     RequestError if the ids are not a list of ids of the vocabulary, or the list is empty.
     """
@@ -55,9 +55,9 @@ def _has_other_than_text(messages: Any) -> bool:
 
 
 def with_fault(ids: Sequence[int] | None, faults: Faults) -> Sequence[int] | None:
-    """Return the ids that the engine uses in place of these: the same ones unless it has a fault.
+    """Return the ids that the engine uses in place of these: the same ids unless it has a fault.
 
-    Raises RequestError if the fault is that the engine rejects ids.
+    Raises RequestError if the engine's fault is to reject ids.
     """
     if not ids or faults.prompt_ids is None:
         return ids

@@ -1,7 +1,7 @@
 """The simulated language model, and seeded sampling from it along the plan of a reply.
 
 The distribution covers the whole vocabulary and depends on the prefix alone, so scoring a sequence again gives exactly the
-logprobs of its sampling. The likely tokens are those that often follow the last id in the training text, weighted by rank
+logprobs of its sampling. Likely tokens often follow the last id in the training text; they are weighted by rank
 and by a hash of the whole prefix. The rest of the probability is spread over the vocabulary by token frequency. The same
 prompt, plan, seed and temperature always give the same ids.
 """
@@ -205,7 +205,7 @@ class Sampler:
     temperature: float
 
     def draw(self, distribution: TokenDistribution, prefix: Prefix) -> int:
-        """Draw one token: one of the likely ones, or sometimes any word; never an end-of-turn token."""
+        """Draw one token: a likely token, or sometimes any word; never an end-of-turn token."""
         likely = distribution.likely
         if self.temperature == 0:
             return max(likely, key=distribution.probability)

@@ -53,7 +53,7 @@ class Failure:
 class Turn:
     """One reply: reasoning, text and calls, in this order.
 
-    `fail`: error responses before it. `cut`: the first attempt after those disconnects after that many tokens.
+    `fail`: error responses before it. `cut`: the first attempt after them disconnects after that many tokens.
     """
 
     say: str = ""
@@ -92,7 +92,7 @@ class Script:
     def turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Turn, int | None]:
         """Return the turn of a chat, and the number of tokens after which this attempt disconnects (None: it does not).
 
-        Raises RequestError if this attempt fails by the script, or the script has no such conversation or turn.
+        Raises RequestError if this attempt fails by the script, or the script has no conversation or turn for it.
         """
         users = (content_text(message.get("content")) for message in messages if message.get("role") == "user")
         topic = next(users, "")

@@ -156,7 +156,7 @@ class _Chat(ChatReply):
         return meta
 
     def _extension(self, choices: Sequence[list[int]]) -> JsonObject:
-        """Return `sglext`; empty if none of its fields are requested."""
+        """Return `sglext`; empty if no field of it is requested."""
         extension: JsonObject = {}
         if self.fields.return_input_ids_in_sglext:
             extension["input_ids"] = self.prompt.unexpanded or self.prompt.ids
@@ -479,7 +479,7 @@ class SglangRoutes(EngineRoutes):
 
     @route("GET", "/metrics")
     async def _metrics(self, request: web.Request) -> web.Response:
-        # The one gauge that shows whether a call was aborted.
+        # The only gauge that shows whether a call was aborted.
         labels = f'model_name="{self._engine.options.model}"'
         return gauge_response(
             "sglang:num_running_reqs", labels, "The number of running requests.", self._engine.running

@@ -298,7 +298,7 @@ class ResponseMetadata:
     weights: Weights
 
     def rid(self, common: CommonFields) -> str | None:
-        """Return the id by which a call can be aborted: several choices have ids of their own."""
+        """Return the id by which a call can be aborted; None for several choices: each has a separate id."""
         return self.id if common.choices == 1 else None
 
     def metadata(self, length: int) -> JsonObject:

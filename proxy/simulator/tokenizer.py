@@ -95,11 +95,11 @@ class Tokenizer:
         return tuple(self._named_ids)
 
     def parts(self, token: int) -> tuple[int, int] | None:
-        """Return the two tokens that a merge made this one of; None for a byte, and for a special or added token."""
+        """Return the two tokens that were merged into this token; None for a byte, and for a special or added token."""
         return self._merges.get(token)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; the name of a special or added token becomes that one token, as in vLLM."""
+        """Return the ids of a text; the name of a special or added token becomes one token, as in vLLM."""
         ids: list[int] = []
         for index, part in enumerate(self._named_token.split(text)):
             if index % 2:  # `split` alternates text and what the pattern matched

@@ -2,7 +2,7 @@
 
 A real model samples calls as its template repeats them, and a parser for this syntax reads them. The simulated model takes
 the syntax from the template itself: it renders the chat with and without the calls. Calls in the syntax of
-`proxy.simulator.template` are parsed as text; other ones are recognized as a whole, hence only if they are complete.
+`proxy.simulator.template` are parsed as text; calls in other syntax are recognized as a whole, hence only if they are complete.
 """
 
 import re
@@ -81,7 +81,7 @@ class CallSyntax:
 
 
 def _object(arguments: object) -> dict[str, Any] | None:
-    """Return arguments as an object; None for text that is not the JSON of one."""
+    """Return arguments as an object; None for text that is not a JSON object."""
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)

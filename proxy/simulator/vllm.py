@@ -448,7 +448,7 @@ def _text_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
 
 
 def _sampling_mask(token: Token) -> list[int]:
-    """Return the ids that could have been sampled: here the likely ones and the token itself."""
+    """Return the ids that could have been sampled: here the likely tokens and the token itself."""
     return sorted({*token.distribution.likely, token.id})
 
 
@@ -535,7 +535,7 @@ class VllmRoutes(EngineRoutes):
 
     @route("GET", "/metrics")
     async def _metrics(self, request: web.Request) -> web.Response:
-        # The one gauge that shows whether a call was aborted.
+        # The only gauge that shows whether a call was aborted.
         labels = f'engine="0",model_name="{self._engine.options.model}"'
         help_text = "Number of requests in model execution batches."
         return gauge_response("vllm:num_requests_running", labels, help_text, self._engine.running)

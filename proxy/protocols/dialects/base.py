@@ -1,8 +1,7 @@
-"""The protocols of dialects: those that engines support (`Dialect`), and those that are translated to chat (`Translator`).
+"""The interfaces of dialects: `Dialect` for dialects that engines support, `Translator` for dialects translated to chat.
 
-A request of a translated dialect is read as a chat call, and chat chunks, as a client of chat would receive them, are rendered
-as the dialect's events. Invariant: if a client sends a response back, it is read as the chat message that was sampled, as far
-as the dialect can represent it.
+A translator reads a request as a chat call, and renders the chunks of the chat response as events of its dialect. Invariant: if
+a client sends a response back, it is read as the chat message that was sampled, as far as the dialect can represent it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -71,7 +70,7 @@ class Dialect(ErrorDialect, Protocol):
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
-        """Return the top-level fields to set, and those to remove, that change a body's `sampling` as given."""
+        """Return the top-level fields to set, and the fields to remove, that change a body's `sampling` as given."""
         return dict(fields), set(unset)
 
     def read_body(self, body: Any) -> dict[str, Any] | None:
@@ -199,7 +198,7 @@ class Translator(ErrorDialect, Protocol):
         ...
 
     def is_spoken(self, endpoint: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a request that samples nothing is of this dialect, and not of OpenAI's."""
+        """Return whether a request that samples nothing uses this dialect instead of OpenAI's."""
         return False
 
     def models(self, entries: Sequence[Json]) -> Json:

@@ -1,4 +1,4 @@
-"""What the translated dialects write to chat bodies and read from chat responses, and the pieces of a stream that they hold."""
+"""What all translators write to chat bodies and read from chat responses, and the stream pieces that they delay."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ CONTINUES: Final = {"continue_final_message": True, "add_generation_prompt": Fal
 
 
 def passed_fields(body: Mapping[str, Any], translated: Collection[str]) -> Json:
-    """Return the sampling fields of engines that a body has, except the `translated` ones. The engine validates them."""
+    """Return the engine's sampling fields in a body, except the `translated` fields. The engine validates them."""
     return {name: body[name] for name in SAMPLING_FIELDS if name not in translated and body.get(name) is not None}
 
 
@@ -78,7 +78,7 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: Any) -> Usage:
-    """Return the counts of a chat response, 0 for invalid or absent ones."""
+    """Return the counts of a chat response; an invalid or absent count is 0."""
     reasoning = _count(usage, "completion_tokens_details", "reasoning_tokens")
     return Usage(
         _count(usage, "prompt_tokens") or 0,

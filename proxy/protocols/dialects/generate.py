@@ -209,7 +209,7 @@ class SglangGenerate(Dialect):
         )
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the parameters by the names of other dialects; of a list, those that are equal for all prompts."""
+        """Return the parameters by the names of other dialects; from a list, parameters with equal values for all prompts."""
         params = body.get("sampling_params")
         first = _first(body)
         if isinstance(params, list):
@@ -233,7 +233,7 @@ class SglangGenerate(Dialect):
     ) -> tuple[dict[str, Any], set[str]]:
         """Return new `sampling_params`.
 
-        Raises UnprocessableRequest for a list of different ones, to which the rules of a rollout cannot be applied.
+        Raises UnprocessableRequest for a list of different parameters: a rollout's rules cannot be applied to it.
         """
         changes = {_NATIVE_NAMES.get(name, name): fields[name] for name in fields if name not in _NOT_SAMPLING}
         removed = {_NATIVE_NAMES.get(name, name) for name in unset}

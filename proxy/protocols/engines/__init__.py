@@ -20,13 +20,13 @@ ENGINES: dict[str, Engine] = {
     "plain": TextOnly(),
 }
 
-# `/v1/models` is the only one that some gateways forward.
+# Some gateways forward only `/v1/models`.
 PROBE_PATHS: Final = (*(path for engine in ENGINES.values() for path in engine.probe_paths), "/v1/models")
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists
 
 
 def identify_engine(responses: Mapping[str, ProbeResponse]) -> Traits:
-    """Return the engine that sent these responses, by path; `plain` if it is none of the known ones."""
+    """Return the engine that sent these responses (by path); `plain` if it is unknown."""
     probed = Probed(responses)
     for engine in reversed(ENGINES.values()):  # vLLM's evidence, a version, is the weakest
         if (traits := engine.identify(probed)) is not None:

@@ -28,7 +28,7 @@ class Traits:
 
     `has_parser`: a reasoning or tool parser is configured; without one, SGLang's chat streams lose logprobs.
     `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is
-    requested all the same, as a wrong belief must not hide lost tokens, and not stripped.
+    requested anyway, since a wrong detection must not hide lost tokens, and not stripped.
     `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits. `model`: the model of
     requests that name none. `has_prompt_field`: chat requests have the field `prompt_token_ids` (vLLM). `vocabulary_size`: of
     a server that must not receive an id beyond it (SGLang).
@@ -124,8 +124,8 @@ class Injection:
     """What to send: fields and headers to set, what to strip from the response, and problems known in advance.
 
     `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`. `call_id`: the field for an id of the call, and the path to
-    which the same field is posted to end the call, after which its response has what was sampled until then; None if closing
-    the connection is as good.
+    which the same field is posted to end the call; its response then has all tokens sampled so far. None if closing the
+    connection does the same.
     """
 
     fields: Mapping[str, Any]
@@ -249,7 +249,7 @@ class Quirk:
 
 
 class Engine(Protocol):
-    """One kind of inference server. What an engine does not define is as of an unknown server, to which nothing is added."""
+    """One kind of inference server. The defaults are for an unknown server: nothing is added to its requests."""
 
     kind: str
     quirks: tuple[Quirk, ...] = ()
@@ -281,7 +281,7 @@ class Engine(Protocol):
     translation: Mapping[str, Any] = {}
 
     def identify(self, probed: Probed) -> Traits | None:
-        """Return the traits of a server of this kind; None for another one."""
+        """Return the traits of a server of this kind; None for another kind."""
         return None
 
     def traits_requests(self, traits: Traits) -> tuple[TraitsRequest, ...]:
@@ -305,7 +305,7 @@ class Engine(Protocol):
         return Injection({}, StripRules())
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
-        """Return whether logprobs of this mode are of a modified distribution, not of the model's own at the temperature.
+        """Return whether logprobs of this mode are of a modified distribution, not of the model's at the temperature.
 
         `sampling` is the part of the sent body with the sampling parameters (`Dialect.sampling`). A plain forward pass over
         the same ids does not reproduce such logprobs. True if the request does not determine it.
@@ -410,7 +410,7 @@ def without(choice: Json, rules: StripRules) -> Json:
 
 
 def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
-    """Return whether the logprobs of a choice name tokens by ids that are not the sampled ones."""
+    """Return whether the logprobs of a choice name tokens by other ids than the sampled ids."""
     logprobs = choice.get("logprobs")
     if not ids or not isinstance(logprobs, dict):
         return False

@@ -1,4 +1,4 @@
-"""SGLang: ids by flags of its own, which its chat streams refuse; logprobs after temperature.
+"""SGLang: ids by its own flags, which its chat streams refuse; logprobs after temperature.
 
 Verified on SGLang 0.5.23, on a CPU (tests/system/real_engines), and by reading its source.
 
@@ -7,8 +7,8 @@ Rule 1: keys that the injected flags add are absent otherwise, so stripping dele
 Rule 2: `return_token_ids` and `return_meta_info` are never sent with a chat stream, where they are a 400. Ids then arrive
         in a named event (`x-sglext-ids-framed`), after the finish.
 Rule 3: older servers ignore all of these flags with status 200: only the response shows what was returned.
-Rule 4: a call that is aborted by its id (`rid`) returns what it sampled until then, and a disconnected one nothing. So calls
-        get an id, of the form that the server gives them itself.
+Rule 4: a call that is aborted by its id (`rid`) returns what it sampled until then; a disconnected call returns nothing.
+        Calls therefore get an id, in the format of the server's ids.
 Rule 5: each stream must count its tokens. The usage event is dropped again, also on a server that sends one by default
         (stream_response_default_include_usage), because its streams look the same.
 """
@@ -59,7 +59,7 @@ _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
 _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
 _FRAMED = "x-sglext-ids-framed"
 _NATIVE = SglangGenerate()
-# What `return_logprob` adds to `meta_info`; the logprobs of sampling masks have a flag of their own.
+# What `return_logprob` adds to `meta_info`; the logprobs of sampling masks have a separate flag.
 _LOGPROB_KEYS = tuple(
     [
         f"{side}_{kind}"

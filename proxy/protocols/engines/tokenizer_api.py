@@ -21,7 +21,7 @@ class Counted:
 
 
 def token_count_request(engine: Engine, dialect: DialectName, body: Mapping[str, Any]) -> FollowUpRequest | None:
-    """Return the request that counts the tokens of a call's prompt; None if the engine has none for it."""
+    """Return the request that counts the tokens of a call's prompt; None if the engine cannot count them."""
     path = engine.tokenize_path
     if path is None:
         return None
@@ -50,7 +50,7 @@ def render_request(engine: Engine, body: Mapping[str, Any], messages: Sequence[A
 
 
 def tokenize_request(engine: Engine, body: Mapping[str, Any], text: str) -> FollowUpRequest | None:
-    """Return the request that converts text into ids, without special tokens at its beginning; None if the engine has none."""
+    """Return the request that converts text into ids, without special tokens at its beginning; None if the engine cannot."""
     fields = {"prompt": text, "add_special_tokens": False, **_model_of(body)}
     return None if engine.tokenize_path is None else FollowUpRequest(engine.tokenize_path, fields)
 
@@ -78,7 +78,7 @@ def read_window(response: Any) -> int | None:
 
 
 def text_request(engine: Engine, ids: Sequence[int]) -> FollowUpRequest | None:
-    """Return the request that converts ids into text; None if the engine has none."""
+    """Return the request that converts ids into text; None if the engine cannot."""
     path = engine.detokenize_path
     return None if path is None else FollowUpRequest(path, {"tokens": list(ids), **engine.detokenize_fields})
 

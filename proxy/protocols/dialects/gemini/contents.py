@@ -1,9 +1,9 @@
 """Translation of `systemInstruction` and `contents` to chat messages, with media, function calls and thought signatures.
 
-Adjacent contents of the model are one message: official SDKs keep each chunk of a stream as a content of its own.
+Adjacent contents of the model are one message: official SDKs keep each chunk of a stream as a separate content.
 
-Invariant: a function's result is never assigned to another call than its own. Clients may omit ids: a result without one
-belongs to the next call of its function that has none, as in Google's API.
+Invariant: a function's result is never assigned to the wrong call. Clients may omit ids: a result without an id belongs to the
+next call of its function without a result, as in Google's API.
 """
 
 import binascii

@@ -79,7 +79,7 @@ def shows_thoughts(body: Mapping[str, Any]) -> bool:
 
 
 def an_integer(value: Any, path: str) -> int:
-    """Return the value if it is an integer, also one that is written as a float (`topK: 40.0`)."""
+    """Return the value if it is an integer, also if it is written as a float (`topK: 40.0`)."""
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _LIMIT
     return int(value) if is_whole else a_count(value, path)
 

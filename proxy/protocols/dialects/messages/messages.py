@@ -110,7 +110,7 @@ def read_conversation(
 ) -> list[Json]:
     """Return the chat messages of a body. `sampled` are the functions of earlier calls by id.
 
-    If the engine's template accepts system messages only at the beginning, all of them are merged into one there.
+    If the engine's template accepts system messages only at the beginning, they are merged into one there.
     """
     messages = [
         *_first(body.get("system"), options.system_joint),

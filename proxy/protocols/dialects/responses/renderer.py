@@ -4,8 +4,8 @@ One item is open at a time, as at OpenAI: Agno 3.1 loses a call that is open whi
 later piece of a text as a new item. Reasoning and text end where another item begins; a call ends with the response, and what
 follows it is sent then.
 
-Invariant: the whole response equals the one in the stream's last event, however the chunks are split. If a stream returns
-to reasoning or text after another item, that is an item of its own in the stream.
+Invariant: the whole response equals the response in the stream's last event, however the chunks are split. If a stream returns
+to reasoning or text after another item, a new item begins.
 """
 
 from abc import ABC, abstractmethod
@@ -328,7 +328,7 @@ class ResponsesRenderer(ResponseRenderer):
         return b"".join(events)
 
     def whole(self, response: Json) -> Json:
-        """Return an unstreamed response: the one in the last event of its stream."""
+        """Return the unstreamed response, which a stream has in its last event."""
         choice = response["choices"][0]
         message = choice.get("message") or {}
         calls = [{**call, "index": number} for number, call in enumerate(message.get("tool_calls") or ())]
@@ -431,7 +431,7 @@ class ResponsesRenderer(ResponseRenderer):
         return item.end(status, **({"encrypted_content": seal(item.text_of("reasoning_text"))} if sealed else {}))
 
     def _status_of(self, item: TextItem | CallItem) -> Status:
-        """Return the status of an item: completed, or incomplete if the response is cut in it: in the last call, else item."""
+        """Return the status of an item. A cut response has one incomplete item: its last call, else its last item."""
         unfinished = self._items[-1] if self._last_call == TEXT else self._calls.get(self._last_call)
         return "completed" if self._status == "completed" or item is not unfinished else "incomplete"
 
