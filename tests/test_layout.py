@@ -129,7 +129,7 @@ def imported_modules(path: Path, *, whole: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_the_imported_packages_are_those_of_this_checkout():
+def test_the_imported_packages_are_in_this_checkout():
     """`proxy` and `storage` are common names of packages."""
     assert ROOT / "proxy" / "__init__.py" == Path(proxy.__file__)
     assert ROOT / "storage" / "__init__.py" == Path(storage.__file__)

@@ -38,7 +38,7 @@ def test_digits_in_strings_and_floats_are_not_counted_as_integers():
     assert {"a": "1" * 30, "b": 1e30, "c": 2e25} == read_body(b'{"a": "' + b"1" * 30 + b'", "b": 1e30, "c": 2e+25}')
 
 
-def test_the_maximum_nesting_is_below_that_of_the_encoder():
+def test_the_maximum_nesting_is_below_the_encoders():
     """An accepted body can always be encoded."""
     inner = MAX_DEPTH - 2
     assert read_body(b'{"a":' + b"[" * inner + b"]" * inner + b"}")

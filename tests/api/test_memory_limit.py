@@ -176,7 +176,7 @@ READS = st.tuples(
 
 
 @given(st.lists(st.integers(0, 10**5), min_size=4, max_size=4), st.lists(READS, max_size=20))
-async def test_the_bytes_in_flight_are_those_of_the_calls_in_flight(memory_limit, sizes, reads):
+async def test_the_bytes_in_flight_belong_to_the_calls_in_flight(memory_limit, sizes, reads):
     """Calls count the bytes of requests and responses, and the memory for parsing responses; none are left at the end."""
     calls = [Held(size) for size in sizes]
     for call in calls:

@@ -38,7 +38,7 @@ async def test_exactly_the_served_routes_are_described(proxy):
     assert describe() == (await proxy.get("/openapi.json")).json
 
 
-async def test_the_schemas_of_bodies_are_those_of_the_pydantic_models(proxy):
+async def test_the_schemas_of_bodies_come_from_the_pydantic_models(proxy):
     document = (await proxy.get("/openapi.json")).json
     schemas = document["components"]["schemas"]
     schema = document["paths"]["/rollouts"]["post"]["requestBody"]["content"]["application/json"]["schema"]

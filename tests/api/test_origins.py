@@ -92,7 +92,7 @@ def test_requests_of_pages_of_another_origin_are_foreign(headers, foreign, metho
         ("GET", {**LINK, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}, True),
     ],
 )
-def test_other_sites_may_link_to_paths_whose_get_changes_nothing(method, headers, foreign):
+def test_other_sites_may_link_to_paths_if_get_changes_nothing(method, headers, foreign):
     assert foreign == is_foreign(method, headers, is_linked=True)
 
 

@@ -32,7 +32,7 @@ def test_output_to_a_pipe_has_no_colours_and_is_not_wrapped(make_console):
     assert "x" * 1000 + "\n" == out.file.getvalue()
 
 
-def test_a_piped_row_is_one_line_whose_width_does_not_depend_on_the_longest_row(make_console):
+def test_a_piped_row_is_one_line_of_a_width_that_ignores_the_longest_row(make_console):
     """Columns are aligned for most cells; a longer cell shifts the following ones."""
     out, table = make_console(), new_table([("name", False, False), ("count", True, True), ("note", False, False)])
     for row in (("a", "1", ""), ("\u4e16\u754c", "20", "x" * 500), ("n" * 100, "3", "[b]"), ("", "", "")):

@@ -242,7 +242,7 @@ COMPLETION = {"tokens": ["a", "b"]}
 
 
 @pytest.mark.parametrize("logprobs", [CHAT, COMPLETION])
-def test_token_texts_are_those_of_the_same_choice_in_the_response(logprobs):
+def test_token_texts_come_from_the_same_choice_in_the_response(logprobs):
     response = {"choices": [{"index": 0, "logprobs": None}, {"index": 1, "logprobs": logprobs}]}
 
     assert ["a", "b"] == recorded_texts(step_of(response), 0)

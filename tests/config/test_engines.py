@@ -81,7 +81,7 @@ def test_a_scorer_has_endpoints_with_the_fields_of_engines():
 
 
 @pytest.mark.parametrize("name", ["policy", "", "a b", "-x", "x" * 65])
-def test_the_name_of_a_scorer_is_short_and_not_that_of_the_policy(name):
+def test_the_name_of_a_scorer_is_short_and_not_the_policys(name):
     with pytest.raises(ValidationError, match="invalid scorer name"):
         load(rescore={"scorers": {name: {"endpoints": [{"url": "http://a"}]}}})
 

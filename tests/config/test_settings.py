@@ -163,7 +163,7 @@ def test_the_continuation_is_faithful_by_default_and_set_by_environment_variable
     assert "off" == load().continuation.mode
 
 
-def test_the_modes_of_the_settings_are_those_of_the_continuation():
+def test_the_settings_have_the_modes_of_the_continuation():
     """The settings import no other layer, so the modes are listed twice."""
     assert get_args(Mode) == get_args(get_args(ContinuationMode)[0])
 

@@ -334,7 +334,7 @@ def test_hidden_call():
     run_everywhere(plan(Turn(hiding, (result("red"),)), BIRDS))
 
 
-def test_reply_whose_message_is_empty():
+def test_reply_with_an_empty_message():
     """What parsers drop, such as special tokens, stays in `append`; in `faithful` the template would not show it."""
     dropped = plan(Turn(Reply("<|im_start|>", drops=True)), BIRDS)
     assert bridges(dropped)[0] == "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"

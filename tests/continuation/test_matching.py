@@ -70,7 +70,7 @@ def test_tool_calls_are_compared_as_json_and_restored_as_sampled():
 
 
 @pytest.mark.parametrize("content", ["", None])
-def test_empty_content_is_that_of_the_agent(content):
+def test_empty_content_is_kept_as_the_agent_sent_it(content):
     """Some templates write null differently from an empty text."""
     reply = assistant("" if content is None else None, tool_calls=[tool_call("{}")])
     turns = turns_of(chat_step("s1", [USER], reply, [1], [2, STOP], finish="tool_calls"))

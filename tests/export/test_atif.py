@@ -105,7 +105,7 @@ def test_the_result_of_a_tool_that_started_an_agent_refers_to_its_trajectory():
     assert "sub-agent" == embedded.extra["kind"]
 
 
-def test_agents_whose_prompts_begin_alike_belong_to_their_own_calls():
+def test_agents_with_prompts_that_begin_alike_belong_to_their_own_calls():
     """Their prompts may be nested in the arguments."""
     prompts = [f"{'You search files for another agent. ' * 4}Search for {name}." for name in ("main", "test")]
     tasks = [orjson.dumps({"options": {"prompt": f"{prompt}\n"}}).decode() for prompt in prompts]

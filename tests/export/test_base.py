@@ -77,7 +77,7 @@ def with_fill(value, fill, own):
     return own if value == fill else value
 
 
-def test_rows_of_which_some_lack_a_field_cannot_be_gathered():
+def test_rows_cannot_be_gathered_if_some_lack_a_field():
     form = FORMATS["trl"]
     members = [
         form.rows(facts, worked.STEPS, Options()) for facts in (worked.FACTS, replace(worked.FACTS, reward=None))

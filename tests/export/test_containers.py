@@ -56,7 +56,7 @@ def test_msgpack_has_one_message_per_row_and_the_report_as_last_message(rows, re
 
 
 @pytest.mark.parametrize(("name", "library"), [("arrow", "pyarrow"), ("parquet", "pyarrow")])
-def test_a_container_whose_library_is_not_installed_names_the_extra(name, library, monkeypatch):
+def test_a_container_without_its_library_names_the_extra(name, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
 
     with pytest.raises(ValueError, match=r"require pyarrow: pip install"):

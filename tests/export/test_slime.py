@@ -81,7 +81,7 @@ def test_the_status_is_the_rollouts_unless_it_completed(finish_reason, status, e
     assert [expected] == [row["status"] for row in worked.rows("slime", steps, replace(worked.FACTS, status=status))]
 
 
-def test_a_sample_whose_last_turn_was_interrupted_is_truncated():
+def test_a_sample_with_an_interrupted_last_turn_is_truncated():
     broken = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=None), status="partial")
     rows = worked.rows("slime", [worked.first(), broken], options=Options(include="flagged"))
 

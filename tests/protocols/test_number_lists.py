@@ -92,7 +92,7 @@ def outcome(body, prompt=None):
 
 
 @given(bodies(), st.lists(st.integers(0, 200_000), max_size=4))
-def test_lists_that_are_parsed_apart_are_those_of_the_whole(body, ids):
+def test_lists_that_are_parsed_apart_equal_the_lists_of_the_whole(body, ids):
     """For all values of the engine, and for all prompts of the call before."""
     text = orjson.dumps(ids)[1:-1]
     whole, streamed = as_a_whole()

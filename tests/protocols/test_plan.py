@@ -220,7 +220,7 @@ def variants(path: str) -> list[dict]:
 
 @pytest.mark.parametrize("path", PROMPTS)
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp", "plain"])
-def test_a_plan_that_was_prepared_for_another_call_is_that_of_the_call(path, kind):
+def test_a_plan_that_was_prepared_for_another_call_equals_the_calls_plan(path, kind):
     """Every field has the same value of the same type, if the templates of the calls are equal as JSON texts."""
     for options in OPTIONS:
         templates: dict[bytes, list[dict]] = {}

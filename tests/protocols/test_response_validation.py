@@ -147,7 +147,7 @@ def test_responses_of_generate_need_no_message():
 
 
 @pytest.mark.parametrize("returned", [[1, 2], array("i", [1, 2]), (1, 2)])
-def test_the_prompt_of_the_response_is_compared_with_that_of_the_request(returned):
+def test_the_prompt_of_the_response_is_compared_with_the_requests(returned):
     """It is an array if it was parsed apart."""
     complete = Sampled(0, None, [7], [-1.0], "stop", None)
 

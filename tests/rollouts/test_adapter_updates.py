@@ -262,7 +262,7 @@ async def test_the_update_of_a_process_that_stopped_is_repeated_by_another_one(f
     assert (["/v1", "/v1"], "1", False) == (fleet.paths, await fleet.version(), await fleet.is_paused())
 
 
-async def test_an_owner_whose_lease_was_taken_over_announces_nothing_and_does_not_resume(fleet, store):
+async def test_an_owner_that_lost_its_lease_announces_nothing_and_does_not_resume(fleet, store):
     """The other owner does."""
     fleet.routes[0].waiting = asyncio.Event()
     update = asyncio.create_task(fleet.load(1))

@@ -98,7 +98,7 @@ async def test_an_announcement_follows_what_another_process_announces_at_the_sam
     assert Announced("5", 2, "c", 5) == policy.announced
 
 
-async def test_an_announcement_whose_response_is_lost_begins_one_epoch():
+async def test_an_announcement_begins_one_epoch_if_its_response_is_lost():
     policy, store = PolicyVersion(), Store(lost=2)
     await policy.announce(store, "9", new_epoch=True)
 

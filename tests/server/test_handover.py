@@ -96,7 +96,7 @@ async def test_short_connections_take_turns(acceptor):
     assert 4 <= names["a"] <= 6
 
 
-async def test_a_worker_whose_connections_have_closed_gets_the_next_ones(acceptor):
+async def test_a_worker_gets_new_connections_after_its_connections_have_closed(acceptor):
     accepting, url = acceptor
     async with working(accepting, "a"), working(accepting, "b"):
         connections = [await connect(url) for _ in range(8)]

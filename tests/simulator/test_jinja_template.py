@@ -94,7 +94,7 @@ def test_a_template_with_a_loop_over_content_receives_lists_of_parts(loop):
     assert "t" == render(tool, [{"role": "tool", "content": "t"}])
 
 
-def test_variables_are_those_of_the_request():
+def test_variables_come_from_the_request():
     """`chat_template_kwargs` are variables of the template; they do not replace messages and special tokens."""
     template = JinjaTemplate("{{ bos_token }}{{ eos_token }}{{ x }}{{ documents }}{{ messages | length }}", "</s>")
     fixed = {"tools": None, "add_generation_prompt": True, "continue_final_message": False}

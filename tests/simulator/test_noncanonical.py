@@ -42,7 +42,7 @@ async def test_ids_are_split_and_the_text_is_the_same(shape, start, tools):
     assert plain == message
 
 
-async def test_the_logprobs_are_those_of_scoring(start):
+async def test_the_logprobs_equal_the_scores(start):
     """Scoring the prompt and the split ids again gives the logprobs of the sampling."""
     client = await start(Options(noncanonical_rate=0.5))
     chat = await client.chat(seed=3, return_token_ids=True, logprobs=True)

@@ -82,7 +82,7 @@ async def test_a_process_that_is_killed_while_it_finishes_rollouts_leaves_them_t
     assert sorted(f"g{number}" for number in range(150)) == sorted(queued)
 
 
-async def test_a_rollout_whose_process_is_killed_during_a_call_is_idle_from_then_on(replica, store, engine, http):
+async def test_a_rollout_is_idle_once_its_process_is_killed_during_a_call(replica, store, engine, http):
     """While the process was alive, the call kept the rollout open, although the other one swept."""
     (first, url), (_second, other) = await asyncio.gather(replica(), replica())
     for name in ("busy", "idle"):

@@ -112,7 +112,7 @@ def test_the_series_of_a_removed_engine_are_dropped():
     assert 'tokentape_time_to_first_byte_seconds_count{dialect="completions",engine="kept",status="429"} 1.0' in text
 
 
-def test_the_verdict_labels_are_those_of_audits():
+def test_the_verdict_labels_are_the_verdicts_of_audits():
     """The metrics do not import the audit, so the values are listed twice."""
     assert get_args(Verdict) == VERDICTS
 

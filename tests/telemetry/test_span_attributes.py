@@ -46,7 +46,7 @@ def encoded(attributes) -> dict:
     return {pair.key: pair.value for pair in found}
 
 
-def test_the_names_of_attributes_are_those_of_the_conventions():
+def test_attributes_have_the_names_of_the_conventions():
     source = Path(span_attributes.__file__).read_text()
     names = set(re.findall(r'"(gen_ai\.[\w.]+)"', source))
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
@@ -115,7 +115,7 @@ def test_an_engine_of_an_unknown_type_is_a_provider_of_openais_api():
     )
 
 
-def test_tokens_are_those_of_the_usage_or_else_the_recorded_ones():
+def test_tokens_are_counted_from_the_usage_or_else_from_the_recorded_ids():
     _, _, step = play(plan_of(CHAT, {"model": "tiny", "messages": HELLO}), load("chat_ids_lp"))
     without = step_attributes(replace(step, usage=None), content=False)
 

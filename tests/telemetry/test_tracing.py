@@ -75,7 +75,7 @@ async def test_a_path_of_the_endpoint_is_used_unchanged(metrics):
     assert collector.one("one")
 
 
-async def test_names_headers_and_sampler_are_those_of_the_standard_variables(metrics, monkeypatch):
+async def test_standard_variables_set_names_headers_and_sampler(metrics, monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "train")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc")

@@ -39,7 +39,7 @@ async def test_a_batch_is_acknowledged_when_the_loop_continues(client, server):
     }  # fmt: skip
 
 
-async def test_the_policy_of_the_batches_is_that_of_each_claim(client, server):
+async def test_each_claim_has_the_policy_of_the_batches(client, server):
     server.ready = [[group("g1")]]
     await client.claim_batch(consumer="c", groups=1, policy="coder", wait_s=0)
     seen = [batch async for batch in client.batches(consumer="c", groups=1, policy="planner", wait_s=0)]

@@ -135,7 +135,7 @@ async def test_a_forked_group_is_reported_and_claimed_with_branches_longest(in_t
     assert skipped["dropped_tokens"] > 0
 
 
-async def test_the_policy_of_the_batches_is_that_of_each_claim(in_thread, batch_server):
+async def test_each_claim_has_the_policy_of_the_batches(in_thread, batch_server):
     batch_server.ready = [[group("g1")]]
 
     def work(client):

@@ -103,7 +103,7 @@ async def test_a_failed_connection_is_retried(client_at, unused_tcp_port, delays
     assert [0.25, 0.5] == delays
 
 
-async def test_a_request_whose_connection_is_lost_is_not_retried(client_at, engine, delays):
+async def test_a_request_is_not_retried_if_its_connection_is_lost(client_at, engine, delays):
     """The proxy can have processed it."""
 
     async def respond(request, body):
@@ -131,7 +131,7 @@ async def test_rows_end_at_line_feeds_only(client_at, engine):
     assert [row, {"row": 2}] == rows
 
 
-async def test_an_export_whose_connection_is_lost_raises(client_at, engine):
+async def test_an_export_raises_if_its_connection_is_lost(client_at, engine):
     """After the rows that arrived."""
     engine.streams([b'{"row": 1}\n'], then="die")
     client = client_at(engine.url)

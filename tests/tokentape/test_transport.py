@@ -82,7 +82,7 @@ def test_only_requests_that_were_not_processed_are_retried(error, attempt, delay
     assert delay == retry_delay(error, attempt, 5)
 
 
-def test_the_names_of_errors_are_those_of_the_proxy():
+def test_errors_have_the_names_of_the_proxys_errors():
     """The client has its own copy of them, because it imports nothing of the server."""
     assert (ROLLOUT_LIMIT, NOT_VALID) == (errors.LimitReached.kind, errors.UnprocessableRequest.code)
 

@@ -27,7 +27,7 @@ def test_the_return_of_a_turn_is_its_discounted_reward_to_go():
     assert (1.0 + 0.5 * 2.0 + 0.25 * 4.0, 2.0 + 0.5 * 4.0, 4.0) == returns("abc", facts, 0.5)
 
 
-def test_the_rollouts_reward_is_that_of_the_last_turn_unless_it_has_its_own():
+def test_the_rollouts_reward_belongs_to_the_last_turn_unless_it_has_its_own():
     assert (0.5, 1.0) == returns("ab", rewarded(1.0), 0.5)
     assert (1.25, 0.5) == returns("ab", rewarded(8.0, a=1.0, b=0.5), 0.5)
 
@@ -68,7 +68,7 @@ def test_turns_are_trained_steps_and_rewarded_ones_in_the_order_of_their_recordi
 
 
 @given(rollouts())
-def test_the_trained_turns_are_those_of_the_rows(steps):
+def test_the_trained_turns_are_in_the_rows(steps):
     rows = sequences(steps, FACTS).rows
     played = episodes(steps, FACTS, Options())[0]
 
@@ -190,7 +190,7 @@ def test_every_advantage_is_finite_and_has_its_turn(returns):
 
 
 @given(MODERATE)
-def test_advantages_of_turns_are_those_of_weighted_statistics(returns):
+def test_advantages_of_turns_follow_from_weighted_statistics(returns):
     """In numpy: each rollout has the weight 1 / n, divided among its turns."""
     values = np.array([value for rollout in returns for value in rollout])
     weights = np.array([1 / (len(rollout) * len(returns)) for rollout in returns for _ in rollout])

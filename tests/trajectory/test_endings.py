@@ -31,7 +31,7 @@ FIRST = call("a", OPENED, [[50, 51, 52]], [ASK], REPLY)
         [*OPENED[:-8], 99],  # at the first id of its possible opening
     ],
 )
-def test_the_window_equals_that_of_the_rollouts_drift(prompt):
+def test_the_window_equals_the_window_of_the_rollouts_drift(prompt):
     second = call("b", prompt, [[60]], [ASK, REPLY, MORE], REPLY)
     endings = Endings()
     (boundary,) = find_boundaries(grow([FIRST, second]))

@@ -113,7 +113,7 @@ def npy(shape, descr="|u1", *, size=1, order="False"):
         (None, 5, None),
     ],
 )
-def test_experts_are_read_if_they_are_those_of_each_token(experts, count, found):
+def test_experts_are_read_if_each_token_has_its_own(experts, count, found):
     rows = expert_rows(experts, count)
 
     assert found == (None if rows is None else (rows.shape, rows.dtype))

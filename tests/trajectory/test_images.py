@@ -73,7 +73,7 @@ def test_data_that_is_empty_or_no_ascii_has_a_name_and_is_not_stored_apart(url):
 
 
 @given(IDS)
-def test_runs_are_those_of_itertools(ids):
+def test_runs_equal_the_groups_of_itertools(ids):
     starts, found = 0, []
     for token, same in groupby(ids):
         length = len(list(same))
@@ -104,7 +104,7 @@ def test_several_prompts_have_no_places():
     assert (None, ()) == aligned(["a"], [PAD], [array("i", [PAD]), array("i", [PAD])])
 
 
-def test_places_are_those_of_the_runs():
+def test_places_are_where_the_runs_are():
     two = step([1, PAD, PAD, 2, PAD], "a", WEB)
 
     assert [PlacedImage("a", 1, 2), PlacedImage(WEB, 4, 1)] == placed(two, two.prompts[0])
@@ -143,7 +143,7 @@ def test_images_of_unknown_places_are_a_key():
     assert ("a\nb", unknown.prompts[0]) == distinct(unknown, unknown.prompts[0])
 
 
-def test_only_the_name_of_data_is_that_of_a_block():
+def test_only_data_has_the_name_of_a_block():
     assert bytes(16) == block_of("00" * 16)
     assert [None] * 4 == [block_of(name) for name in (WEB, "00" * 15, "0G" * 16, "AA" * 16)]
 

@@ -52,7 +52,7 @@ def test_a_text_with_very_many_values_is_not_parsed(value):
     ("values", "size"),
     [([], 0), (["abc"], 3), ([["abc"]], 67), ([{"a": "abc"}], 67), ([1, None], 0), ([["a" * 50, "b" * 50]], 228)],
 )
-def test_the_size_of_values_is_that_of_texts_and_64_bytes_for_each_value(values, size):
+def test_the_size_of_values_counts_texts_and_64_bytes_for_each_value(values, size):
     """It stops at the limit, so that it takes no time for long lists."""
     assert size == size_of(values, 1000)
 

@@ -413,7 +413,7 @@ def test_stop_token_sampled_is_null_if_the_engine_does_not_report_it(finish_reas
     assert (sampled, finish_reason in {"length", "abort"}) == (row.stop_token_sampled, row.truncated)
 
 
-def test_a_row_whose_last_turn_was_interrupted_is_truncated():
+def test_a_row_with_an_interrupted_last_turn_is_truncated():
     """An interrupted turn before another one does not truncate the row."""
     broken = make_choice(0, [10], finish_reason=None)
     cut = make_step("a", [1], broken, status="partial", delivered=False)

@@ -215,7 +215,7 @@ def test_the_settings_have_the_same_presets():
     assert set(PRESETS) == set(get_args(Preset))
 
 
-def test_configured_rules_precede_those_of_presets():
+def test_configured_rules_precede_presets():
     own = ThreadRule("main", model="m")
 
     assert (own, *PRESETS["codex"].rules, *PRESETS["pi"].rules) == rules_of(["codex", "pi"], [own])

@@ -436,7 +436,7 @@ def test_a_conversation_with_the_summary_of_one_of_its_family_is_started_by_it()
     assert [None, *[("s000002", None)] * 3] == starts(*steps)
 
 
-def test_a_summary_of_another_prompt_is_of_the_conversation_whose_text_it_was_given():
+def test_a_summary_of_another_prompt_belongs_to_the_conversation_with_its_text():
     """Its own call is a thread by itself."""
     work = call(1, user("Build a house."), system="S", tools=("bash",), reply="I begin.")
     summary = call(2, user("Here is it:\n[User]: Build a house."), system="You summarize.", reply=SUMMARY)

@@ -71,7 +71,7 @@ def test_a_prompt_that_ends_within_the_sampled_ids_does_not_continue_them():
     assert {("a", 0): None, ("b", 0): None, ("c", 0): ("a", 0)} == parents(steps)
 
 
-def test_a_node_whose_sampled_ids_extend_anothers_is_not_its_child():
+def test_a_node_with_sampled_ids_that_extend_anothers_is_not_its_child():
     """The prompt itself must contain the parent's ids."""
     steps = [make_step("a", [1], [10], [10, 11]), make_step("b", [1], [10, 11, 12])]
 
@@ -253,7 +253,7 @@ def with_images(step_id, prompt, *names, token=9, **facts):
     return make_step(step_id, prompt, [int(step_id, 36)], **{"extra": extra, **facts})
 
 
-def test_steps_whose_images_differ_do_not_join():
+def test_steps_with_different_images_do_not_join():
     """The ids of their prompts are equal: every image has the same placeholder."""
     first = with_images("a", [1, 9, 9, 2], "red")
     same = with_images("b", [1, 9, 9, 2, 10, 9, 3], "red", "blue")

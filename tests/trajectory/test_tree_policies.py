@@ -115,7 +115,7 @@ def rows_of(steps, options):
     st.sampled_from(["exact", "flagged"]),
     st.sampled_from([None, 3]),
 )
-def test_the_rows_are_those_of_the_policies(steps, branches, include, max_len):
+def test_the_rows_of_a_rollout_are_the_rows_of_its_policies(steps, branches, include, max_len):
     """Each policy's sampled tokens are trained as if its steps were exported alone."""
     options = Options(branches, include, max_len)
     alone = [rows_of(part, options) for part in parts(steps)]

@@ -15,7 +15,7 @@ FACTS = RolloutFacts("r1")
 
 
 @given(steps=forests(), data=st.data())
-def test_the_rows_of_a_rollout_are_those_of_each_thread_alone(steps, data):
+def test_the_rows_of_a_rollout_equal_the_rows_of_each_thread_alone(steps, data):
     """Each token is trained once, and the row names the thread."""
     threads = {step.step_id: data.draw(st.sampled_from(["main", "a"])) for step in steps}
     named = [replace(step, thread=threads[step.step_id]) for step in steps]

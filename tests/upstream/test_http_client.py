@@ -309,7 +309,7 @@ async def test_connection_headers_and_credentials_are_not_sent_to_the_engine(sen
     ] == await sent(headers, api_key="engine")
 
 
-async def test_configured_headers_replace_those_of_the_client(sent):
+async def test_configured_headers_replace_the_clients(sent):
     lines = await sent(
         [("x-tenant", "theirs"), ("X-Mine", "m"), ("Accept", "a/b")], headers={"X-Tenant": "ours", "X-Other": "o"}
     )

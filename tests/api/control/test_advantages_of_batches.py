@@ -69,7 +69,7 @@ async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baselin
     assert 200 == (await proxy.ack(batch)).status
 
 
-async def test_a_group_whose_lease_is_lost_is_not_in_the_baseline(proxy, store, monkeypatch):
+async def test_a_group_that_lost_its_lease_is_not_in_the_baseline(proxy, store, monkeypatch):
     await proxy.group("g1", 1, 0)
     await proxy.group("g2", 5, 3)
     extend = store.queue.extend

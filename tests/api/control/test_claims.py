@@ -80,7 +80,7 @@ async def test_stale_groups_are_dropped_or_with_stale_keep_refused(proxy):
 
 
 @pytest.mark.parametrize("version", [None, "main"])
-async def test_a_group_whose_policy_version_is_not_a_number_is_stale(proxy, version):
+async def test_a_group_is_stale_if_its_policy_version_is_not_a_number(proxy, version):
     await record_versions(proxy, g=version)
 
     assert [] == await names(proxy, max_staleness=5, stale="keep")

@@ -107,7 +107,7 @@ async def test_equal_rewards_of_a_group_that_lacks_others_are_named_as_such(prox
     ] == names(claimed, "dropped")
 
 
-async def test_the_default_of_reward_s_is_that_of_the_settings(store, proxy, http):
+async def test_the_settings_have_the_default_of_reward_s(store, proxy, http):
     """The time counts from the end of the last rollout."""
     await proxy.group("g", None, None)
     async with running(settings_for(None, groups={"reward_s": 0}), store) as served:

@@ -159,7 +159,7 @@ async def test_a_member_without_steps_of_the_policy_is_skipped_with_the_reason(p
     assert [first, second, last] == other["rollouts"]
 
 
-async def test_the_version_and_the_staleness_are_those_of_the_policy(proxy):
+async def test_the_version_and_the_staleness_are_the_policys(proxy):
     await proxy.put("/policies/planner", {"version": 3})
     await proxy.put("/policies/coder", {"version": 10})
     await record(proxy, "g", BOTH, BOTH)

@@ -80,7 +80,7 @@ async def test_rewards_of_threads_are_frozen_by_a_claim(proxy):
     assert (409, 200) == (refused.status, same.status)
 
 
-async def test_groups_whose_threads_have_different_rewards_are_mixed(proxy):
+async def test_groups_with_threads_of_different_rewards_are_mixed(proxy):
     await group(proxy, (1.0, 0.5, None), (1.0, 0.1, None))
     claimed = await proxy.claim(only_mixed=True, threads="agents")
 

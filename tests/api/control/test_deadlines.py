@@ -88,7 +88,7 @@ async def test_the_deadlines_of_a_rollout_are_shown_with_its_terms(proxy, sweepl
 @pytest.mark.parametrize(
     "terms", [{"deadline_s": 60, "rollout": {"idle_s": 5}}, {"rollout": {"deadline_s": 60, "idle_s": 5}}]
 )
-async def test_the_deadlines_of_a_group_are_those_of_each_of_its_rollouts(proxy, store, sweepless, terms):
+async def test_the_deadlines_of_a_group_apply_to_each_of_its_rollouts(proxy, store, sweepless, terms):
     """At the top level or in `rollout`; the same request again returns the same group."""
     body = {"group_id": "g", "size": 3, **terms}
     opened, again = await proxy.post("/groups", body), await proxy.post("/groups", body)
@@ -155,7 +155,7 @@ def test_any_value_is_read_as_a_positive_finite_number_or_refused(name, text):
         assert all(value is None or 0 < value < float("inf") for value in values)
 
 
-async def test_a_rollout_whose_agent_sends_no_call_is_aborted_and_its_group_completes(replicas, store, fast):
+async def test_a_rollout_without_calls_is_aborted_and_its_group_completes(replicas, store, fast):
     """The deadline of the last member completes the group, which can be claimed at either replica."""
     opened = await replicas[0].post("/groups", {"group_id": "g", "size": 2, "start_s": 0.3})
     first, second = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]

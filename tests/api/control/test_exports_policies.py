@@ -140,7 +140,7 @@ async def test_columns_have_the_policy(proxy, container, read, form):
     assert [["planner", "solver"], [None]] == found
 
 
-async def test_returns_of_turns_are_those_of_the_policy(proxy):
+async def test_returns_of_turns_count_the_policys_turns_only(proxy):
     """The turns of other policies are not between its turns."""
     await record(proxy, "r1", "planner", "judge", "planner")
     await proxy.finish("r1", reward=1.0)

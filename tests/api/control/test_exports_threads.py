@@ -111,7 +111,7 @@ async def test_an_invalid_name_of_an_agent_is_an_error_of_the_dialect_and_nothin
     assert 0 == (await proxy.get("/rollouts/r")).json["counts"]["steps"]
 
 
-async def test_rewards_of_threads_are_those_of_their_rows(proxy):
+async def test_rewards_of_threads_are_the_rewards_of_their_rows(proxy):
     """Other rows have the reward of the rollout; a repeated request changes nothing."""
     names = by_kind(await record_threads(proxy))
     given = {"thread_rewards": {names["sub-agent"]: 0.25}}

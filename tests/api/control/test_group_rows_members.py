@@ -102,7 +102,7 @@ async def test_all_refuses_a_group_in_which_a_member_lacks_something(group, name
     assert code == refused.value.reason
 
 
-async def test_all_refuses_a_group_whose_missing_rewards_only_mixed_needs():
+async def test_all_refuses_a_group_without_rewards_that_only_mixed_needs():
     """They may be set later; without `all` the group is dropped."""
     with pytest.raises(Conflict) as refused:
         await kept(played(1, None), members="all", only_mixed=True)

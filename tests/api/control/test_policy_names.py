@@ -156,7 +156,7 @@ async def test_an_abort_stops_the_calls_of_its_policy_only(fleet, engine, store)
     assert [("judge", "complete")] == [(step.policy, step.status) for step in await stored_steps(store, "j")]
 
 
-async def test_the_version_at_the_end_of_a_call_is_that_of_its_policy(fleet, engine, store, http):
+async def test_the_version_at_the_end_of_a_call_is_its_policys(fleet, engine, store, http):
     """A version of another policy, announced meanwhile, is none of the call's."""
     call = asyncio.create_task(
         fleet.send(0, "/rollouts/p/v1/chat/completions", {"model": "planner", "messages": MESSAGES})

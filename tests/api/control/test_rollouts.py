@@ -44,7 +44,7 @@ async def test_a_rollout_named_like_a_folder_is_identified_by_its_key(proxy, rol
     assert rollout == response.headers["X-Rollout-Id"]
 
 
-async def test_with_separate_ports_the_base_url_is_that_of_the_model_api(store, proxy):
+async def test_with_separate_ports_the_base_url_is_the_model_apis(store, proxy):
     async with (
         running(settings_for(None, control={"listen": "127.0.0.1:0"}), store) as served,
         proxy.http.post(f"{served.control_url}/rollouts") as response,

@@ -33,7 +33,7 @@ async def test_rollouts_with_the_text_are_found_newest_first(recorded):
 
 
 @pytest.mark.parametrize(("query", "expected"), [("status=completed", ["r30"]), ("group_id=g", [])])
-async def test_filters_are_those_of_the_list(recorded, query, expected):
+async def test_the_search_has_the_filters_of_the_list(recorded, query, expected):
     assert expected == names(await recorded.get(f"/search?q=needle&{query}"))
 
 

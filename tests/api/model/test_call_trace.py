@@ -219,7 +219,7 @@ async def test_the_status_of_an_engines_error_is_the_type_of_the_error(store, en
     assert not span.attributes["tokentape.step.exact"]
 
 
-async def test_a_call_whose_client_disconnects_is_aborted(store, engine):
+async def test_a_call_is_aborted_if_its_client_disconnects(store, engine):
     events = [event + b"\n\n" for event in STREAM.response.split(b"\n\n") if event]
     engine.streams(events[:3], then="hang")
     async with tracing(engine.url, store) as (served, collector):

@@ -59,7 +59,7 @@ async def test_faithful_forks_where_the_template_drops_reasoning_with_that_reaso
     assert [None] * 4 == continuations(steps)
 
 
-async def test_the_mode_of_a_call_precedes_that_of_its_rollout_which_precedes_the_settings(store):
+async def test_the_mode_of_a_call_precedes_the_rollouts_which_precedes_the_settings(store):
     """A patch changes the mode of a running rollout; null restores the mode of the settings."""
     async with served(store, sections={"continuation": {"mode": "off"}}) as proxy:
         await proxy.open("r1", continuation="append")
@@ -111,7 +111,7 @@ async def test_calls_without_a_rollout_are_never_continued(store):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_the_response_of_a_continued_call_is_that_of_the_engine(store, stream):
+async def test_the_response_of_a_continued_call_is_the_engines(store, stream):
     """A call with a rendering that begins with the recorded ids has the same response in mode off, except for ids and times."""
     async with served(store, noncanonical_rate=0.0) as proxy:
         responses = {}
@@ -136,7 +136,7 @@ async def test_the_response_of_a_continued_call_is_that_of_the_engine(store, str
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_the_choice_whose_message_came_back_is_continued(store, stream):
+async def test_the_choice_that_came_back_is_continued(store, stream):
     """With n > 1 each choice may be continued, also several of them."""
     async with served(store, template="qwen3") as proxy:
         agent = proxy.agent("r1", stream=stream, tools=True, fields={"n": 3})

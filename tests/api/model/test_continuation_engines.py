@@ -94,7 +94,7 @@ async def test_ids_that_are_ignored_flag_the_step(store):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("status", [400, 404, 422])
-async def test_a_call_whose_ids_are_rejected_is_sent_again_as_it_came(store, stream, status):
+async def test_a_call_is_sent_again_as_it_came_if_its_ids_are_rejected(store, stream, status):
     """The agent sees a usual response, the step is exact, and the endpoint gets no more ids until it is detected again."""
     async with served(store) as proxy:
         agent = proxy.agent("r1", stream=stream)
@@ -275,7 +275,7 @@ async def test_sglang_gets_ids_once_a_rendering_was_equal_to_a_prompt(store):
     assert [False, True, True, True] * 2 == ["input_ids" in body for body in proxy.engine.bodies()]
 
 
-async def test_sglang_whose_rendering_differs_gets_no_ids(store):
+async def test_sglang_gets_no_ids_if_its_rendering_differs(store):
     """The routes are known from reading only, so that they are checked first."""
     async with served(store, shape="sglang") as proxy:
         agent = proxy.agent("r1")
@@ -291,7 +291,7 @@ async def test_sglang_whose_rendering_differs_gets_no_ids(store):
     assert 1 == counts["refused:unverified"]
 
 
-async def test_an_engine_whose_rendering_differs_is_not_asked_at_each_turn(store):
+async def test_an_engine_with_another_rendering_does_not_render_each_turn(store):
     """After three turns not for a rollout; after three rollouts not for the others, unless its rendering was equal for one."""
     async with served(store, shape="sglang") as proxy:
         proxy.engine.answers("/v1/tokenize", {"tokens": [1, 2, 3], "count": 3, "max_model_len": 100})

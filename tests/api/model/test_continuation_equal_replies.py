@@ -78,7 +78,7 @@ async def test_a_reply_that_nothing_distinguishes_is_not_continued(proxy, conver
     assert Counter({"refused:ambiguous": 1}) == counts
 
 
-async def test_reasoning_that_the_agent_changed_is_that_of_no_reply(proxy, conversation):
+async def test_reasoning_that_the_agent_changed_belongs_to_no_reply(proxy, conversation):
     (agent, message), _ = await replied(proxy, conversation, DELETE, KEEP)
     await answer(agent, {**sent_back(message, call_id="own"), "reasoning": "BURN the file."})
 

@@ -146,7 +146,7 @@ async def test_the_end_of_a_stream_is_sent_only_after_the_step_is_stored(store, 
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_response_whose_step_cannot_be_stored_does_not_end_properly(store, engine, http, cassette):
+async def test_a_response_does_not_end_properly_if_its_step_cannot_be_stored(store, engine, http, cassette):
     """An unstreamed call is 503; a stream breaks off."""
     failing_store = FailingStore(store)
     engine.plays(cassette)

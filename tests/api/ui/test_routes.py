@@ -171,7 +171,7 @@ def test_every_import_names_an_existing_file_and_export(path):
             assert re.search(exported, source_text), (path.name, name)
 
 
-def test_vendored_files_are_those_of_the_registry():
+def test_vendored_files_equal_the_registrys():
     """README.md lists the version and the SHA-256 of each; one import is rewritten, because the page has no import map."""
     readme = (FOLDER / "vendor/README.md").read_text()
     table = re.findall(r"^\| `([\w.]+)` \|.*\| `([0-9a-f]{64})` \|$", readme, re.MULTILINE)

@@ -413,7 +413,7 @@ def test_a_malformed_event_raises(malformed):
         DIALECT.accumulator().feed(malformed)
 
 
-def test_the_dialect_is_that_of_its_route():
+def test_the_route_determines_the_dialect():
     assert isinstance(DIALECTS[PATH], SglangGenerate)
 
 

@@ -97,7 +97,7 @@ def test_a_call_with_one_choice_gets_an_id_by_which_it_is_aborted(path, stream):
         ("/generate", {"text": "a", "sampling_params": {"n": 2}}),
     ],
 )
-def test_a_call_whose_id_is_the_clients_or_belongs_to_several_choices_is_not_aborted(path, more):
+def test_a_call_with_the_clients_id_or_several_choices_is_not_aborted(path, more):
     """SGLang gives several choices other ids, and aborts by prefix."""
     made = plan(path, more)
 

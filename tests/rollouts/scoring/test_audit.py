@@ -129,7 +129,7 @@ async def test_an_interrupted_audit_resumes_from_its_log(engine, scorer, tmp_pat
     journal.close()
 
 
-async def test_a_sequence_whose_scoring_failed_is_scored_again_in_the_next_run(engine, scorer, tmp_path):
+async def test_a_sequence_that_could_not_be_scored_is_scored_again_in_the_next_run(engine, scorer, tmp_path):
     failing = {"r0"}
 
     async def respond(request, body):

@@ -327,7 +327,7 @@ async def test_a_deleted_group_is_removed_from_each_queue_when_it_is_claimed(eac
     assert [(0, 0)] * 3 == [(await each_store.queue.counts(queue))[:2] for queue in QUEUES]
 
 
-async def test_many_entries_of_one_queue_do_not_hide_those_of_another(each_store):
+async def test_many_entries_of_one_queue_do_not_hide_another_queue(each_store):
     """Each queue has its own limit."""
     for number in range(60):
         await enqueue(each_store, f"first{number}", "planner")

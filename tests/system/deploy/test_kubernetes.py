@@ -97,7 +97,7 @@ def test_the_monitoring_objects_conform_to_the_operators_types(checker):
     assert checker(OF_THE_OPERATOR, stdin=text.replace("jobLabel", "jobName"))[0] != 0
 
 
-def test_the_rules_are_those_of_prometheus():
+def test_the_rules_equal_the_rules_of_prometheus():
     """There is one source: the PrometheusRule has the groups of deploy/prometheus/rules.yml."""
     documents = yaml.safe_load_all(built(FOLDER / "monitoring"))
     (rule,) = [document for document in documents if document["kind"] == "PrometheusRule"]

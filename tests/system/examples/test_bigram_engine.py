@@ -13,7 +13,7 @@ def skewed(seed):
     return np.random.default_rng(seed).normal(size=(len(VOCABULARY),) * 2).astype("<f4")
 
 
-def test_ids_and_logprobs_are_those_of_the_policy():
+def test_ids_and_logprobs_come_from_the_policy():
     """The prompt's ids are the message's letters; each logprob is the table's, given the previous token."""
     policy = Policy(seed=1)
     policy.load(skewed(2).tobytes())

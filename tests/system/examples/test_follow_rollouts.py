@@ -61,7 +61,7 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path
 
 
 @pytest.mark.parametrize(("policy", "version"), [("coder", 8), ("default", 4), ("other", None)])
-async def test_the_versions_are_those_of_one_policy(simulated, store, run, tmp_path, policy, version):
+async def test_the_versions_belong_to_one_policy(simulated, store, run, tmp_path, policy, version):
     """Of a rollout with calls of several policies; without one of its calls, or with versions that are no numbers, none."""
     policies = {name: {"models": [name]} for name in ("coder", "other")}
     async with proxying(simulated[1], store, policies=policies) as served, AsyncClient(served.url) as client:

@@ -34,7 +34,7 @@ async def test_the_reward_rises_while_agents_are_ahead_of_the_trainer(store, run
     assert sum(line[5] for line in lines) == sum(sum(row["mask"]) for row in rows)
 
 
-def test_the_gradient_is_that_of_the_loss():
+def test_the_gradient_belongs_to_the_loss():
     """By finite differences, with and without clipping; only tokens of the mask count."""
     draws = np.random.default_rng(5)
     tokens = draws.integers(0, 28, size=40)

@@ -37,7 +37,7 @@ async def test_the_rows_of_a_proxy_are_plotted(simulated, run, tmp_path):
 
 
 @pytest.mark.parametrize(("container", "name"), [("parquet", "rows.parquet"), ("ndjson", "rows.ndjson")])
-async def test_the_rows_of_a_file_are_those_of_the_proxy(simulated, tmp_path, container, name):
+async def test_the_rows_of_a_file_equal_the_proxys(simulated, tmp_path, container, name):
     """As it exports them, in either container."""
     url, _ = simulated
     rows = await played(url)

@@ -95,7 +95,7 @@ async def test_three_turns_are_one_sequence_in_append(engine, tmp_path, connecte
     assert 1 == len(rows)
 
 
-async def test_the_count_of_tokens_is_that_of_the_engines_rendering(engine, tmp_path, connected):
+async def test_the_count_of_tokens_equals_the_engines_rendering(engine, tmp_path, connected):
     async with through_proxy(engine.url, tmp_path, models=GEMINI) as proxy:
         client = connected(proxy)
         counted = await client.models.count_tokens(model="gemini-x", contents=QUESTION)

@@ -25,7 +25,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("template", ["vllm", "qwen"])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-async def test_a_prompt_equals_that_of_the_engines_own_endpoint(template, path, request, tmp_path):
+async def test_a_prompt_equals_the_prompt_of_the_engines_own_endpoint(template, path, request, tmp_path):
     """Id by id, for every request; what the engine's endpoint rejects is rejected here."""
     engine = request.getfixturevalue(template)
     cases, least = (MESSAGES, {"max_tokens": 1}) if path == "/v1/messages" else (RESPONSES, {"max_output_tokens": 16})

@@ -42,7 +42,7 @@ async def test_the_logprobs_of_the_same_engine_agree_with_the_recorded_ones(reco
             assert (own is None and scored is None) if not bit else abs(own - scored) < 1e-3
 
 
-async def test_the_most_likely_tokens_are_those_of_the_engine(recorded):
+async def test_the_most_likely_tokens_are_the_engines(recorded):
     """They are sorted, and no token of the row is more likely than the first of them."""
     (row, *_) = (await recorded.get("/rollouts/r/export?rescore=teacher&rescore_top_k=5"))["rows"]
     fields = ("mask", "token_ids", "rescored_logprobs", "rescored_top_ids", "rescored_top_logprobs")

@@ -49,7 +49,7 @@ def differences(row: dict) -> list[float]:
 
 @ONLY_SGLANG
 @pytest.mark.parametrize("name", TRUNCATED)
-async def test_logprobs_over_the_mask_are_those_of_the_scores_over_it(engine, tmp_path, audited, name):
+async def test_logprobs_over_the_mask_equal_the_scores_over_it(engine, tmp_path, audited, name):
     """Each token is in its mask, and its recorded logprob equals the engine's scores over the mask, within 1e-4."""
     request = TRUNCATED[name]
     async with through_proxy(engine.url, tmp_path, record={"sampling_masks": True}) as through:

@@ -180,7 +180,7 @@ async def test_an_agent_that_fails_is_tried_again_and_ends_no_run(page, monkeypa
 
 
 @pytest.mark.parametrize("trainer", ["trl", "skyrl"])
-async def test_a_task_whose_attempts_all_fail_has_a_row_of_which_nothing_is_trained(page, monkeypatch, trainer):
+async def test_a_task_with_failed_attempts_only_has_a_row_without_trained_tokens(page, monkeypatch, trainer):
     """The run ends only if all tasks fail."""
     other = [{"role": "user", "content": "Name a city."}]
     args = SimpleNamespace(max_completion_length=24, generation_kwargs=None, **SAMPLING)
@@ -201,7 +201,7 @@ async def test_a_task_whose_attempts_all_fail_has_a_row_of_which_nothing_is_trai
     assert {"completed": 2, "failed": 6} == await endings(page)
 
 
-async def test_an_episode_of_areal_whose_attempts_all_fail_is_rejected(page, monkeypatch):
+async def test_an_episode_of_areal_is_rejected_if_all_attempts_fail(page, monkeypatch):
     failing(page, monkeypatch, lambda number, task: True)
     gconfig = SimpleNamespace(
         greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], top_p=1.0, top_k=20,

@@ -93,7 +93,7 @@ def score_group():
 
 
 @given(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=8))
-def test_grpo_is_that_of_trls_async_trainer(rewards):
+def test_grpo_equals_trls_async_trainer(rewards):
     """Which adds 1e-8 to the standard deviation, and has 0 for one rollout."""
     sequence = SimpleNamespace(input_ids=[1], completion_mask=[1], old_log_probs=[0.0])
     count = len(rewards)
@@ -132,7 +132,7 @@ def test_returns_are_openrlhfs_where_each_turn_is_a_token(rewards, discount):
 
 
 @given(st.integers(1, 100), st.data())
-def test_the_penalty_is_that_of_verls_dapo_and_of_openrlhf(max_len, data):
+def test_the_penalty_equals_verls_dapo_and_openrlhfs(max_len, data):
     """verl's is for responses of at most `max_len` tokens; OpenRLHF's also for longer ones."""
     buffer, length = data.draw(st.integers(1, max_len)), data.draw(st.integers(1, 2 * max_len))
     ours = SoftPenalty(max_len, buffer).of(length)

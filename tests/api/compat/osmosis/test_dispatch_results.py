@@ -537,7 +537,7 @@ async def test_with_separate_ports_a_result_without_a_key_is_stored_as_a_claim(s
 
 
 @pytest.mark.parametrize("prefix", ["/rollouts/r1", "/sessions/r1"])
-async def test_a_result_whose_body_and_path_name_different_rollouts_is_400(proxy, store, prefix):
+async def test_a_result_is_400_if_its_body_and_path_name_different_rollouts(proxy, store, prefix):
     status, payload = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
 
     assert (400, "rollout_id") == (status, payload["error"]["param"])

@@ -195,7 +195,7 @@ def test_a_system_instruction_has_only_texts():
         system_message({"systemInstruction": {"parts": [{"inlineData": {}}]}})
 
 
-def test_the_kind_of_a_part_is_that_of_its_data():
+def test_the_data_of_a_part_determines_its_kind():
     assert "text" == kind_of({"text": "", "inline_data": None, "videoMetadata": {}}, "p")
     assert kind_of({"thoughtSignature": "x"}, "p") is None
 

@@ -99,7 +99,7 @@ def test_effort_is_passed_through():
     assert ["none", "low"] == [read(forbidden, options)["reasoning_effort"] for options in (TranslationOptions(), low)]
 
 
-def test_the_bodys_fields_override_those_of_thinking():
+def test_the_bodys_fields_override_the_fields_of_thinking():
     """chat_template_kwargs are merged by key; the configuration is not changed."""
     body = {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False, "x": 1}}
     before = copy.deepcopy(SWITCHES)

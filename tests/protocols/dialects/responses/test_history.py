@@ -117,7 +117,7 @@ def test_references_are_read_from_any_body():
     assert References(None, [], []) == RESPONSES.references({"input": "hi"})
 
 
-def test_tool_call_ids_that_the_engine_omitted_are_those_of_the_response():
+def test_tool_call_ids_that_the_engine_omitted_come_from_the_response():
     """Tool outputs then match their call."""
     message = {
         "role": "assistant",

@@ -40,7 +40,7 @@ def test_tools_become_functions_of_chat():
     assert Tool("x", "function", "x") == tools.of("x")
 
 
-def test_fields_that_chat_templates_show_are_those_of_vllm():
+def test_chat_templates_show_the_same_fields_as_in_vllm():
     """The description of a custom tool without a grammar, and `defer_loading`."""
     tools = read_tools(
         {"tools": [LOOK | {"defer_loading": True}, {"type": "custom", "name": "c"}]}, ignore_hosted=False

@@ -50,7 +50,7 @@ def ours(name, groups):
         ("openrlhf", "reinforce_pp"),
     ],
 )
-def test_advantages_are_those_of_the_trainer(published, trainer, name):
+def test_advantages_equal_the_trainers(published, trainer, name):
     for groups, found in zip(MIXED, published[trainer][name], strict=True):
         assert found == pytest.approx(ours(name, groups), rel=1e-5, abs=1e-6)
 
