@@ -269,7 +269,6 @@ class ManagedServer:
 
 
 def _prompt(step: Step, choice: Mapping[str, Any]) -> Sequence[int]:
-    """Return the prompt ids of a choice."""
     single = step["prompt_ids"]
     return step["prompts"][choice["prompt"]] if single is None else single
 

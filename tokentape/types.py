@@ -127,10 +127,10 @@ class Rescored(TypedDict):
 class RowFacts(TypedDict):
     """The rollout and the steps of one row of a batch.
 
-    `step_ids` are the steps that the row trains. `reward` is the rollout's; `advantage` is null
-    unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
+    `step_ids` are the steps that the row trains. `reward` is the thread's own if one is set, else the rollout's. `advantage` is
+    null unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
     `raw_reward` is the reward before the penalty of `overlong=penalize`. `rescored` is what scored the row, with `rescore`.
-    `thread` is present if `threads` was requested; a thread with a reward of its own has that.
+    `thread` is present if `threads` was requested.
     """
 
     rollout_id: str

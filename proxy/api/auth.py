@@ -1,6 +1,6 @@
 """Access to both APIs: agents' keys, keys minted for a rollout, control keys; without keys, the check of web pages.
 
-A page that a user opens can send requests to this machine, and read the responses if a name of its own resolves to it (DNS
+A page that a user opens can send requests to this machine, and read the responses if the page's host name resolves to it (DNS
 rebinding). Browsers send the name under which they reach a host, and the site of the page that makes the request
 (docs/decisions/102).
 """

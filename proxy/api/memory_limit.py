@@ -130,7 +130,7 @@ class InFlightBytes:
         return max((now - call.started for call in self.calls), default=0.0)
 
     def stop_sampled(self, policy: str, reason: str) -> int:
-        """Stop the calls of a policy that are at their engines or queued for them; return the number of its others."""
+        """Stop the calls of a policy that are queued or at an engine; return how many have their whole response."""
         calls = [call for call in self.calls if call.policy.name == policy]
         sampled = [call for call in calls if call.step is None]
         for call in sampled:
@@ -156,7 +156,7 @@ class InFlightBytes:
     ) -> None:
         """Count a part of a response, and reserve memory for a part of a long stream before it is parsed.
 
-        Of a cumulative stream, only the last event is held; what is withheld is not parsed yet. Raises
+        A cumulative stream counts with its last event only; withheld bytes are not parsed yet. Raises
         EngineResponseTooLarge if the response exceeds `limit_bytes`, or as `reserve`.
         """
         if call.response_bytes + len(read) > min(limit_bytes, _UNWEIGHED_BYTES):

@@ -193,7 +193,7 @@ class DriftReporter:
     async def _look_up_all(self, boundaries: Mapping[str, Boundary]) -> dict[str, Pair | Texts]:
         """Return the texts of boundaries, or why they have none, by key.
 
-        Above the limit the choice is random, so that boundaries of an engine that is gone do not block the others.
+        Above the limit, boundaries are chosen at random, so that boundaries of an engine that is gone do not block the rest.
         """
         deadline = _deadline()
         keys = list(boundaries)

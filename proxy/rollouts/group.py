@@ -368,8 +368,8 @@ async def unfreeze(store: Store, clock: Clock, rollout_id: str, claim: ClaimId) 
 async def supersede(store: Store, clock: Clock, rollout_id: str, known: Claims, claim: ClaimId) -> None:
     """Remove the claims of the policy between the first and this one, so that their number is bounded.
 
-    `known` are the claims of the rollout when it was frozen. Only for a claim that is never undone: others may rely on its
-    freeze from now on.
+    `known` are the claims of the rollout when it was frozen. Only for a claim that is never undone: from now on, other
+    claims may rely on its freeze.
     """
 
     def without_earlier(known: Claims) -> Claims:

@@ -82,9 +82,9 @@ class LiveRollouts:
         return live
 
     def note(self, stored: StoredEntity) -> LiveRollout:
-        """Return what is known of a rollout that was read now; nothing is known of another incarnation. Raises Damaged.
+        """Return the LiveRollout of a rollout that was read just now; a new one for another incarnation. Raises Damaged.
 
-        If the stored fields equal those that were read before, their values are used again.
+        If the stored fields did not change since the last read, the parsed values are reused.
         """
         live = self._of.get(stored.name)
         if live is not None and live.rollout.incarnation == stored.incarnation:

@@ -33,7 +33,7 @@ _MAX_NAME: Final = 100  # characters of a model's name in the log
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What is announced of a policy. Versions are compared within an epoch."""
+    """The announced version, epoch and run of a policy. Versions are compared within an epoch."""
 
     version: str | None = None
     epoch: int = 0  # the next one begins when a run continues from an earlier version
@@ -282,9 +282,9 @@ class Pause:
         return sum(in_flight for _, in_flight in known), sum(number < self.number for number, _ in known)
 
     def _completed_calls(self) -> int:
-        """Stop the calls in flight if the current pause aborts them; return how many others their engines have completed.
+        """Stop the calls in flight if the current pause aborts them; return how many their engines have completed already.
 
-        A call that was admitted before the pause may be sent after others were stopped, so every heartbeat stops calls.
+        A call that was admitted before the pause may be sent after the first stop, so every heartbeat stops calls.
         """
         return self.abort_calls() if self._aborted == self.number else 0
 

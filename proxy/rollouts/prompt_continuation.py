@@ -288,7 +288,7 @@ class PromptContinuation:
                 known.count = max(known.count, first)
 
     def _add_pending(self, live: LiveRollout, known: KnownTurns) -> "asyncio.Task[None] | None":
-        """Add the steps that were offered; return the task that does if that takes long, or others are added."""
+        """Add the offered steps at once, or return a task that adds them if that takes long or others are being added."""
         pending = known.pending
         if pending and (known.lock.locked() or not _are_short(pending)):
             return self._tasks.start(self._add_in_thread(live, known))

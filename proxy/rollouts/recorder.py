@@ -136,7 +136,6 @@ class Recorder:
             await self._journal.replay(self._append_from_journal)
 
     async def _append_from_journal(self, entry: StepWrite) -> None:
-        """Append an entry of the journal to the store."""
         now_ms = self._clock.now_ms()
         if not entry.record:  # an entry without a record is a mark
             with suppress(RolloutDeleted):
@@ -274,7 +273,6 @@ class Recorder:
         return True
 
     def _count(self, step: Step, entry: StepWrite) -> None:
-        """Count a stored step in the metrics."""
         metrics, counts = self._metrics, entry.counts
         fidelity = "exact" if "exact" in counts else "flagged" if "flagged" in counts else "error"
         metrics.steps.labels(step.status, fidelity).inc()

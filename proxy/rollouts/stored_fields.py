@@ -1,7 +1,7 @@
 """The fields of stored rollouts, groups and batches as values of their declared types.
 
-Every reader gets them from here. Bytes that are not such a value raise one error, `Damaged`: readers of one entity respond
-with it, readers of many omit the entity and name it (docs/decisions/026).
+Every reader uses this module. Bytes that do not decode raise one error, `Damaged`: readers of one entity respond with it,
+readers of many omit the entity and name it (docs/decisions/026).
 """
 
 import time

@@ -60,10 +60,10 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
 
 
 def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
-    """Store the detected traits. An engine that is not known is detected again, later each time.
+    """Store the detected traits. An unknown engine is detected again, after a longer interval each time.
 
-    It is unknown if it is plain and its server returns errors or lists no models: a gateway does so while its engine loads.
-    What was cached is cleared, since a restarted engine may have other flags, unless it was only detected again to make sure.
+    A plain engine is unknown if its server returns errors or lists no models, as a gateway does while its engine loads. Caches
+    are cleared, since a restarted engine may have other flags, unless detection only confirms the same engine.
     """
     if endpoint.settings.kind not in {"auto", traits.kind}:
         LOG.warning("Engine %s is configured as %s but was detected as %s", endpoint.label, endpoint.kind, traits.kind)

@@ -1,4 +1,4 @@
-"""What an engine is asked before a call: token counts, the room in its context window, its system messages, image tokens.
+"""Requests to an engine before a call: token counts, space in its context window, system messages, image tokens.
 
 Prompts are counted for `cap: {max_tokens: auto}` and for clients that request a count. If an engine cannot count, the
 request is sent unchanged.

@@ -295,7 +295,7 @@ class Endpoint:
         return not self.settings.models and self.models.names is None
 
     def forget(self) -> None:
-        """Forget what was learned: the engine may have been restarted with another model or other flags."""
+        """Clear what was learned about the engine: it may have been restarted with another model or other flags."""
         for learned in (
             self.windows,
             self.models,

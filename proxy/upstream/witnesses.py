@@ -1,4 +1,4 @@
-"""What calls show about an endpoint, believed for all calls only if several rollouts show it and none shows the opposite.
+"""Findings of calls about an endpoint; one applies to all calls only if several rollouts show it and none the opposite.
 
 One call decides for the later calls of its own rollout. An agent with unusual requests or responses therefore changes nothing
 for others. Everything is forgotten with time: the engine may have been changed.
@@ -60,8 +60,8 @@ class Recent(Generic[T]):
 class Finding(Generic[T]):
     """Something that calls show about an endpoint, such as that it accepts no prompt ids, with the reason.
 
-    It holds for the rollouts of these calls, and for all rollouts once `ENOUGH` of them have shown it within `FORGET_S` and no
-    call has shown the opposite. `is_open`: whether any call has shown it; without one nothing holds.
+    It applies to the rollouts that show it, and to all rollouts once `ENOUGH` rollouts show it within `FORGET_S` and no call
+    shows the opposite. `is_open`: whether any call has shown it.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class Finding(Generic[T]):
         return f"<Finding of {len(self._shown)} rollouts>"
 
     def show(self, rollout_id: str, what: T) -> bool:
-        """Note what a call of a rollout has shown; return whether it now holds for all rollouts, and did not before."""
+        """Note what a call of a rollout shows; return whether the finding applies to all rollouts from now on."""
         self.is_open = True
         held = self._holds()
         self._shown.put(rollout_id, what)
@@ -85,7 +85,7 @@ class Finding(Generic[T]):
         self._opposed = self._now()
 
     def for_rollout(self, rollout_id: str) -> T | None:
-        """Return what holds for the calls of a rollout; None if it does not."""
+        """Return the finding for the calls of a rollout; None if it does not apply to them."""
         own = self._shown.get(rollout_id)
         return self._shown.last() if own is None and self._holds() else own
 
@@ -113,7 +113,7 @@ class Misses:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the endpoint is not asked."""
+        """Whether no requests are sent to the endpoint."""
         return self._count >= MISSES and self._now() < self._until
 
     def add(self) -> bool:

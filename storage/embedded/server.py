@@ -246,7 +246,6 @@ def _directory(path: Path) -> Path:
 
 
 def _lock(path: Path) -> int:
-    """Lock the lock file and return its descriptor."""
     descriptor = -1
     try:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -384,7 +384,6 @@ class _Session(asyncio.Protocol):
         self._abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
 
     def _abort(self, error: BaseException) -> None:
-        """Close the connection because of an error."""
         if not self.is_closed:
             self._end(error)
             self._task.cancel()

@@ -76,7 +76,7 @@ def decode_entity(
 ) -> StoredEntity:
     """Decode a reply of HGETALL. The entity is `created` if its incarnation is `new_incarnation`.
 
-    An entity of any bytes is decoded: readers of many need the others.
+    Invalid bytes are listed as damage and raise nothing: a reader of many entities needs the valid ones.
     """
     own: dict[bytes, bytes] = {}
     fields: dict[str, bytes] = {}

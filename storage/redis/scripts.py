@@ -8,7 +8,7 @@ A queue is a stream for each bucket with one consumer group. The group's list of
 which entry, and since when. All entries are pending: entries without a holder belong to the consumer `-` and have been idle for
 longer than any lease. A lease shorter than the maximum is an XCLAIM with IDLE set to the difference. So an entry is available
 if it has been idle for the maximum lease (not its own lease), and only the server's clock is used. `ENQUEUE` and `QUEUE_MOVE`
-get the seven keys of the group, then the stream (`ENQUEUE` several of them), the other scripts of the queues the stream only.
+get the seven keys of the group, then the stream (`ENQUEUE`: several streams); other queue scripts get the stream only.
 """
 
 from collections.abc import Awaitable, Sequence

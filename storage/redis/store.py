@@ -80,7 +80,7 @@ class Announcements:
         return await self._announced(name, value, await self._number(name, value, ""))
 
     async def announce_if(self, name: str, value: bytes, number: int) -> Announcement | None:
-        """Set a value if the present one has this number (0: there is none); return None if it has another."""
+        """Set a value if the present value has this number (0: no value is set); return None if its number is another."""
         assigned = await self._number(name, value, number)
         return None if assigned < 0 else await self._announced(name, value, assigned)
 
@@ -636,7 +636,6 @@ class Store:
 
 
 def _add_arguments(arguments: list[bytes | str | int], entry: StepWrite) -> None:
-    """Add the arguments of the script `append`."""
     created_ms, fields = ("", {}) if entry.origin is None else (entry.origin.created_ms, entry.origin.fields)
     required, blocks = entry.required_blocks, entry.blocks
     arguments += (entry.incarnation, entry.name, entry.record, len(required), len(blocks), entry.late_if or "")

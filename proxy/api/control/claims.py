@@ -1,11 +1,11 @@
 """The route by which a consumer claims complete groups: their selection, lease and rendering.
 
-A claim is for one policy, and considers the groups in its queue. Each of them is leased, refused or dropped, with the reason.
+A claim is for one policy, and considers the groups in its queue. Each group is leased, refused or dropped, with the reason.
 The rewards of a group are frozen before they are read, so that they are the same in the batch, afterwards, and in batches of
 other policies. If a claim is interrupted, its groups are released and its freeze is undone.
 
-An exact claim never waits while it holds groups, so that two of them cannot wait for each other: it examines groups one by
-one, and once enough are available it leases as many as it needs before it renders them, or releases them all.
+An exact claim never waits with leased groups, so that two claims cannot wait for each other: it examines groups one by one,
+and once enough are available it leases as many as it needs before it renders them, or releases them all.
 """
 
 import asyncio

@@ -172,7 +172,7 @@ class ExportQuery:
         return replace(self, rescoring=rescoring)
 
     def writer(self) -> Writer:
-        """Return a writer for one export. Raises BadRequest where what it needs is not installed."""
+        """Return a writer for one export. Raises BadRequest if its library is not installed."""
         try:
             return self.container(self.form)
         except ValueError as error:

@@ -72,7 +72,7 @@ async def _written_to(
     pieces: Iterable[bytes],
     more: AsyncIterable[bytes] | None = None,
 ) -> web.StreamResponse:
-    """Write the pieces, and `more` of them. After the first an error closes the connection: the body is not complete."""
+    """Write `pieces`, then `more`. An error after the first piece closes the connection, so the body does not look complete."""
     response.content_type = query.container.content_type
     await response.prepare(request)
     if request.method == "HEAD":

@@ -239,7 +239,6 @@ def _terms(context: Context, group: Group, now_ms: int) -> dict[str, Any]:
 
 
 def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
-    """Return the JSON of a group's state for a policy."""
     status = state.status_at(now_ms)
     return {
         "status": status,

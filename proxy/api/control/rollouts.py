@@ -200,7 +200,6 @@ def opened(request: web.Request, context: Context, stored: StoredEntity) -> dict
 
 
 async def _shown(request: web.Request, context: Context, rollout: Rollout) -> dict[str, Any]:
-    """Return the JSON of a rollout."""
     marks = read_marks(await context.store.marks(rollout.rollout_id))
     counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
     if "cached_tokens" in rollout.counts:  # not every engine reports them

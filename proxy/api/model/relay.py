@@ -227,7 +227,6 @@ async def _answered(call: Call, client: ClientStream) -> Outcome:
 
 
 async def _finished(call: Call, exchange: Exchange) -> Outcome:
-    """Return the outcome of a complete response."""
     context, plan = call.context, call.plan
     timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
     finish = partial(exchange.finish, timing, version)
@@ -369,7 +368,6 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
 
 
 async def _sent(call: Call) -> HttpResponse:
-    """Send the call to its endpoint, and return the response."""
     plan = call.plan
     body = orjson.dumps(plan.body) if call.work_bytes <= PLAIN_BYTES else await in_thread(orjson.dumps, plan.body)
     call.sent, call.admitted.is_sent = call.context.clock.monotonic(), True

@@ -163,7 +163,6 @@ class Archiver:
         return group is None or group.size is None or self._has_left(group)
 
     async def _archive_new(self, batch: list[Rollout], found: _Found, result: Archived) -> None:
-        """Claim rollouts for a new file, and write it."""
         if not batch:
             return
         file = f"date={_day(batch[0])}/{new_id(self.clock)}.parquet"

@@ -136,7 +136,6 @@ def _payload(parts: Parts, writer: BlockWriter) -> bytes:
 
 
 def _narrow(wide: bytes) -> bytes:
-    """Return float64 numbers as float32."""
     return to_little_endian(array(_FLOAT, logprobs_from_little_endian("d", wide)))
 
 

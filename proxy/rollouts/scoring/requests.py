@@ -5,9 +5,9 @@ The caller passes a function that sends requests (`Send`), so that the command l
 Sources: vLLM 0.32.0, `prompt_logprobs` of /v1/completions (a null, then a map of id to logprob for each prompt token; 0 returns
 the prompt's own tokens only, k the k most likely ones too; the temperature has no effect). SGLang 0.5.23, /generate with
 `logprob_start_len: 0` (`[logprob, id, text]` for each, the first logprob null; `max_new_tokens: 0` only reads the prompt), and
-with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (as verl 0.9.1 reads them). It exits if a prompt
-has an id beyond its vocabulary (on a CPU, run), but rejects a bias of such an id: the least and the greatest id of a sequence
-get a bias of 0.
+with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (as verl 0.9.1 reads them). SGLang exits if a
+prompt has an id beyond its vocabulary (on a CPU, run), but rejects a request that sets a bias for such an id. So the least and
+the greatest id of a sequence get a bias of 0.
 
 A response has a JSON object for each token: 10 MB for 128,000 tokens, and k + 1 times as much with the k most likely tokens.
 Only objects at positions that are read become Python objects, one at a time in a thread, so that other threads can run.
@@ -169,7 +169,6 @@ def sender(upstream: Upstream, endpoint: Endpoint, *, is_auxiliary: bool = False
 
 
 def _refused(status: int, message: str, count: int) -> NotScored:
-    """Return the error for a response without scores."""
     if status == 400 and any(words in message for words in ("context length", "context window", "maximum length")):
         return TooLong(f"the engine rejected {count} token ids as too long: {message}")
     if status == 400 and (size := read_vocabulary_size(message)) is not None:

@@ -341,7 +341,6 @@ class Rescoring:
         return _Weights(policy.version, policy.version is not None and not is_paused, numbers, policy.epoch)
 
     def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, weights: _Weights) -> str:
-        """Return the name of the scores in the cache."""
         policy = leaf.policy if self._engines.is_policy else None
         known = [self._name, policy, model, weights.version, self._top_k, len(ids)]
         digest = blake2b(orjson.dumps([*known, weights.epoch] if weights.epoch else known), digest_size=20)

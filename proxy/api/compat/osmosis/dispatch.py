@@ -337,7 +337,6 @@ async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, 
 
 
 def _failed(rollout: Rollout, category: str, message: str, status: int | None = None) -> RolloutResult:
-    """Return the result of a rollout after its server failed."""
     fields = {"error_category": category, **({} if status is None else {"http_status": status})}
     return RolloutResult(rollout_id=rollout.rollout_id, status="ERROR", error_message=message, extra_fields=fields)
 
