@@ -215,7 +215,7 @@ async def _rendering_s(http: aiohttp.ClientSession, options: argparse.Namespace,
 
 
 async def _counters(http: aiohttp.ClientSession, engine: str) -> dict[str, float]:
-    """Return the tokens of prompts, those that the prefix cache had, and the requests to the tokenizer's endpoints."""
+    """Return the prompt tokens, the ones in the prefix cache, and the requests to the tokenizer's endpoints, as counts."""
     async with http.get(f"{engine}/metrics") as response:
         metrics = await response.text()
     cache = {name: _total(metrics, rf"^vllm:prefix_cache_{name}_total{{.*}} (\S+)$") for name in ("queries", "hits")}

@@ -59,7 +59,6 @@ class Conversations:
 
 
 async def _converse(http: aiohttp.ClientSession, url: str, name: str, turns: int, engine: Conversations) -> None:
-    """Run one conversation in one rollout."""
     messages: list[dict[str, Any]] = []
     for _ in range(turns):
         messages.append({"role": "user", "content": engine.words(engine.message_tokens)})
@@ -70,7 +69,6 @@ async def _converse(http: aiohttp.ClientSession, url: str, name: str, turns: int
 
 
 async def _measured(turns: int, tokens: int) -> Mapping[str, float]:
-    """Measure conversations of this many turns and tokens."""
     rollouts = max(4, TOTAL_TOKENS // tokens)
     engine = Conversations(tokens // turns // 2)
     app = web.Application(client_max_size=2**28)

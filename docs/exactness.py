@@ -126,7 +126,7 @@ def _engine(engine: Engine) -> Iterator[str]:
 
 
 def _certified(version: str, found: dict[str, Any]) -> Iterator[str]:
-    """Yield the results of one engine: the number of exact shapes by topic, and the names of those that are not."""
+    """Yield the results of one engine: the number of exact shapes by topic, and the names of the others."""
     engine, scores = found["engine"], found["scores"]
     streams = " and ".join(f"{dialect} {mode}" for dialect, mode in engine["streams"].items())
     yield f"### {version}, certified with TokenTape {found['tokentape']} on {found['date']}\n"

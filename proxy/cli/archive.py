@@ -63,7 +63,6 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Store, Metrics, Sys
 
 
 def _report(found: Archived | Imported, *, as_json: bool) -> None:
-    """Print what was done."""
     if as_json:
         print_json(asdict(found), lines=True)
     else:

@@ -152,7 +152,7 @@ def turn_problem(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
 
 
 def _fits(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
-    """Return why a turn is one of another model or of a call with other options."""
+    """Return why a turn does not fit: another engine, model or policy sampled it, or its call had other options."""
     if (turn.kind, turn.model, turn.policy) != (sampler.kind, sampler.model, sampler.policy):
         return "model"
     return "options" if turn.options != options else None

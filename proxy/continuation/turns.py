@@ -196,7 +196,7 @@ class Conversations:
         return meant
 
     def _shared(self, turn: Turn, chain: Sequence[bytes]) -> int:
-        """Return the number of messages of the longest recorded call after a turn that these begin with; 0 for none."""
+        """Find the longest recorded call after a turn that begins the messages; return its number of messages, or 0."""
         longest, following = 0, list(self._later.get((turn.step_id, turn.choice), ()))
         while following:
             later = following.pop()
@@ -367,9 +367,9 @@ class Turns:
         yield from reversed(found)
 
     def _continued(self, step: Step) -> tuple[Turn | None, Turn | None, Rendering | None]:
-        """Return the turn that a step follows, and the same if it continues that one by ids.
+        """Return the turn that a step follows, the same turn if the step continues it by ids, and the step's rendering.
 
-        And what identifies the step's rendering, if that is not its prompt.
+        The rendering is None if it is the prompt.
         """
         facts = step.extra.get("continuation")
         if not isinstance(facts, dict):
@@ -383,7 +383,7 @@ class Turns:
         return before, before, Rendering(*rendered)
 
     def _share(self, step: Step, parent: Turn | None) -> None:
-        """Let the turns before a step use the array of its prompt, which begins with theirs."""
+        """Let the turns before a step use the array of its prompt, which begins with their ids."""
         own = next((turn for choice in step.choices if (turn := self.named.get((step.step_id, choice.index)))), None)
         if own is None or not step.exact:
             return

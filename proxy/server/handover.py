@@ -151,7 +151,6 @@ class Acceptor:
         return False
 
     def _read(self, worker: _Worker) -> None:
-        """Read the reports of a worker."""
         try:
             reports = worker.channel.recv(4096)
         except BlockingIOError:

@@ -3,10 +3,10 @@
 The supervisor listens, and hands each connection over to a worker (see `handover`). It starts the server of an embedded store.
 A worker that exits is restarted: at once, and after increasing delays when it keeps exiting.
 
-The first line on a worker's standard input has the settings, so that no secret is on a command line. The next line stops the
-worker, and so does the end of the pipe, when the supervisor is gone. SIGTERM and SIGINT stop a worker too, and repeated ones do
-nothing more: service managers signal all processes. The end of the pipe after a stop line kills it: the supervisor received a
-second signal.
+The first line on a worker's standard input contains the settings, so that no secret is on a command line. The next line stops
+the worker, and so does the end of the pipe, when the supervisor is gone. SIGTERM and SIGINT stop a worker too, and repeated
+ones do nothing more: service managers signal all processes. The end of the pipe after a stop line kills the worker: the
+supervisor received a second signal.
 """
 
 import asyncio

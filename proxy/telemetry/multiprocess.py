@@ -135,7 +135,7 @@ def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
 
 
 def _windows(families: Iterable[Family]) -> set[tuple[str, str]]:
-    """Return the policies and windows of versions that metrics have."""
+    """Return the policies and windows of versions in metrics."""
     labels = (dict(sample[1]) for family in families if family.name in _WINDOWED for sample in family.samples)
     return {(found["policy"], found["versions"]) for found in labels}
 

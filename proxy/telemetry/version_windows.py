@@ -73,7 +73,7 @@ class VersionWindows:
                 self._stop(policy, list(live))
 
     def _reach(self, policy: str, epoch: int) -> None:
-        """End the windows of earlier epochs than this. The first one that is known may have windows of the worker before."""
+        """End the windows of epochs before this one; if it is the first known, keep the windows of the worker before."""
         if epoch > self._epochs.setdefault(policy, epoch):
             self._epochs[policy] = epoch
             self._stop(policy, list(self._live.get(policy, ())))

@@ -67,7 +67,7 @@ class _Chain(NamedTuple):
 class KnownBlocks(set[bytes]):
     """The names of the blocks of a rollout that are stored, and its newest long chain of each kind.
 
-    A chain that begins as the one before has the same names until then: comparing takes a twentieth of the time of hashing.
+    Equal beginnings of two chains have the same names: comparing with the last chain takes a twentieth of the time of hashing.
     `made` are the newest blocks, stored or not, so that calls compress a common prompt once before it is stored.
     `chain_bytes` is the approximate memory of all these. Threads may use this at the same time.
     """
@@ -126,10 +126,10 @@ def count_equal(before: Sequence[Any], content: Sequence[Any]) -> int:
 
 
 class BlockWriter:
-    """Cuts chains into blocks, except for those that are known to be stored.
+    """Cuts chains into blocks, and omits the blocks that are known to be stored.
 
     `blocks` are the new blocks by name, `leans_on` the known blocks that the chains continue, `ends` the names of all
-    chains. A known block implies all before it: no block is stored without those.
+    chains. A known block implies all before it: no block is stored without them.
     """
 
     __slots__ = ("_known", "blocks", "ends", "leans_on")

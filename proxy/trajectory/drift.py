@@ -204,7 +204,7 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
 
 
 def _begins_with_one(tree: Tree, node: Node, earlier: Mapping[int, Node]) -> bool:
-    """Return whether the prompt of a node begins with the full ids of one of these nodes, which are by `Tree.same`."""
+    """Return whether the prompt of a node begins with the full ids of one of these nodes; their keys are `Tree.same`."""
     shortest = min(other.end for other in earlier.values())
     longer = takewhile(lambda position: tree.nodes[position].end >= shortest, tree.beginnings(node))
     return any(position in earlier for position in longer)
@@ -245,7 +245,7 @@ class _Memory:
         self._recent: deque[tuple[list[Any], Node]] = deque(maxlen=_LOOKED_BACK)
 
     def earlier(self, messages: list[Any]) -> tuple[Mapping[int, Node], Change | None]:
-        """Return the nodes that messages continue, by `Tree.same`, and what was changed in theirs; none if they continue none.
+        """Return the nodes that messages continue, by `Tree.same`, and what was changed in them; {} if there are none.
 
         A later reply that was changed is a longer match than an earlier one that was not.
         """

@@ -45,7 +45,7 @@ class _Ending:
 
 
 class Endings:
-    """The endings of the latest steps by rollout and policy. Those that were idle the longest are evicted."""
+    """The endings of the latest steps by rollout and policy. The ones that were idle the longest are evicted."""
 
     def __init__(self, max_weight: int = _MAX_WEIGHT) -> None:
         self._max_weight = max_weight

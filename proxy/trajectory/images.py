@@ -110,8 +110,8 @@ def aligned(
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return the placeholder of these images in a prompt, and the problems of the prompt.
 
-    That is the one of the `candidates` which has one run for each image. None if there is none, or several. It is a problem
-    if a candidate is in the prompt, but none has as many runs.
+    The placeholder is the candidate with one run for each image; None if no candidate has these runs, or several have. It is a
+    problem if a candidate is in the prompt, but none has as many runs.
     """
     if len(prompts) != 1:
         return None, ()

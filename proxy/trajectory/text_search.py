@@ -68,7 +68,7 @@ def search(steps: Sequence[Step], needle: Needle, limit: int) -> list[Match]:
 
 
 def _values(step: Step, messages: Sequence[Any]) -> Iterator[tuple[Place, str | None, Any]]:
-    """Return what a step has of each place. `messages` are the ones that were not searched yet."""
+    """Yield the values to search in a step, with place and role. `messages` were not searched yet."""
     for message in messages:
         yield "prompt", _role(message), message
     yield "prompt", None, step.request.get("prompt")

@@ -3,8 +3,8 @@
 A rule has patterns of a call's model, system prompt, last user message, tools and agent. A pattern has `*` for any characters.
 It is matched part by part; the time is linear in the text for any pattern.
 
-A preset has the calls of an agent that the general rules do not recognize in every rollout, and those with a certain text, in
-the version in which it was read. Sub-agents need no rule, because a tool calls them with their text.
+A preset matches an agent's calls that the general rules do not recognize in every rollout, and calls with a certain text, in
+the agent's version that was read. Sub-agents need no rule, because a tool calls them with their text.
 """
 
 import re

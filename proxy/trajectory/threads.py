@@ -167,7 +167,7 @@ class Starts:
             self._search_all()
 
     def of(self, at: int) -> Start | None:
-        """Return what starts the conversation of an opening, or the one that follows if it samples the summary for it."""
+        """Return what starts the conversation of an opening; if it samples a summary, what starts the next conversation."""
         summary = self._summaries.get(self._request(at)) if self._summaries else None
         return summary or self._found.get(self._conversations[at])
 
@@ -325,7 +325,7 @@ def find_threads(steps: Iterable[Step], rules: Sequence[ThreadRule] = ()) -> Thr
 
 
 def _renamed(thread: Thread, names: Mapping[str, str], present: Container[str]) -> Thread:
-    """Return a thread of late steps. Its parent may have another name with late steps than without."""
+    """Return a thread of late steps. Late steps can change its parent's name: the name without them is kept."""
     if thread.parent is None or thread.started_by is None or thread.parent in present:
         return thread
     parent = names[thread.started_by]
@@ -375,7 +375,7 @@ class _Group:
 
     @property
     def own(self) -> list[Opening]:
-        """The steps but the one that samples the summary with which a compaction begins, if there are others."""
+        """The steps without the one that samples a compaction's summary, unless it is the only step."""
         source = None if self.start is None else self.start.source
         return [opening for opening in self.openings if opening.step_id != source] or self.openings
 
@@ -458,7 +458,7 @@ def _classify(groups: Sequence[_Group]) -> None:
 
 
 def _auxiliary(others: Sequence[_Group], groups: Sequence[_Group]) -> set[_Group]:
-    """Return the groups beside which another one has tools or more turns, and another prompt or model."""
+    """Return the groups that do not work in turns, if a group with another prompt or model does or has more turns."""
     best: dict[Any, tuple[bool, int]] = {}
     for group in others:
         key = group.model_and_prompt

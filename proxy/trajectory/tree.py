@@ -319,7 +319,7 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
 
 
 def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
-    """Return whether each prompt begins with the full ids of the choice before; False also if finding out takes the index."""
+    """Return whether each prompt begins with the full ids of the choice before; False also if only the index can show it."""
     for (step, choice), (later, following) in pairwise(placed):
         if (step.policy, step.thread) != (later.policy, later.thread) or IMAGES in later.extra:
             return False

@@ -111,7 +111,7 @@ async def make_suite(access: Access, wanted: str | None, tolerance: float) -> Su
 
 
 async def _one(suite: Suite, run: Callable[[], Awaitable[Cell]]) -> Cell:
-    """Return the result of a test; once the engine does not answer any more, or time is over, none is run."""
+    """Run a test and return its result, or "not run" if the engine no longer responds or the time limit is reached."""
     certificate = suite.certificate
     if not certificate.ended and suite.access.engine.is_over:
         certificate.ended = "the time limit was reached; repeat with a higher --time-limit-s"

@@ -43,7 +43,7 @@ def payloads(content_type: str, body: bytes) -> list[Any]:
 
 
 def last_events(events: list[Any]) -> list[Any]:
-    """Return the last event of each choice of SGLang's `/generate`, which repeats the ones before, and the keys of all.
+    """Return the last event of each choice of SGLang's `/generate`, which repeats earlier events, and the keys of all.
 
     How many tokens an event adds depends on the load. A server with --incremental-streaming-output sends them only once.
     """
@@ -63,7 +63,7 @@ def last_events(events: list[Any]) -> list[Any]:
 
 
 def _continued(before: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """Return the ids and the text of an event after those before."""
+    """Append the ids and the text of an event to the ids and the text of the events before."""
     return {
         name: before[name] + event[name]
         for name in ("output_ids", "text")

@@ -102,7 +102,7 @@ async def _talk(suite: Suite, path: str, *, tools: bool, stream: bool) -> None:
 
 
 async def _calling(suite: Suite) -> Body:
-    """Return the fields with which the engine's response has a tool call. Raises NotServed."""
+    """Return the request fields that make the engine respond with a tool call. Raises NotServed."""
     regex = constraint(CALL, "").get(suite.kind, {})
     for fields in (regex, {"tool_choice": "required"}):
         body = _turn(suite, QUESTION, 0, {"tools": [TOOL], **fields})
@@ -168,7 +168,7 @@ async def _stored(suite: Suite, rollout: str) -> dict[str, Any]:
 
 
 def _tokens(suite: Suite) -> int:
-    """Return the number of tokens of a call that takes long enough to be interrupted."""
+    """Return how many tokens a call must request to run long enough to be interrupted."""
     least, most = _LONGEST
     window = suite.scorer.window if suite.scorer is not None else None
     return max(least, min(int(suite.tokens_per_s * _LONG_S), most, (window or most) - 100))

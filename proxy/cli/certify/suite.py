@@ -265,7 +265,7 @@ def _refused(answer: Answer) -> Cell:
 
 
 def _same_error(alone: Answer, shown: Answer) -> Cell:
-    """Compare an error, which a stream may have in an event."""
+    """Compare two errors; a stream may contain its error in an event."""
     if alone.status == OK and b"error" not in alone.body:
         return Cell("not served", f"the engine accepts it ({alone.status})")
     if (alone.status, alone.content_type, _unnamed(alone)) == (shown.status, shown.content_type, _unnamed(shown)):
@@ -276,7 +276,7 @@ def _same_error(alone: Answer, shown: Answer) -> Cell:
 
 
 def _unnamed(answer: Answer) -> Any:
-    """Return an error byte for byte; of a stream, which has the time and a name, the contents."""
+    """Return an error byte for byte, or the contents of a stream, without its time and name."""
     try:
         return answer.body if answer.status != OK else merged(payloads(answer.content_type, answer.body))
     except ValueError:

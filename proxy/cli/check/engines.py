@@ -94,7 +94,6 @@ async def _unreachable(subject: str, endpoint: Endpoint, error: str) -> Finding:
 
 
 async def _no_models(subject: str, endpoint: Endpoint, models: Response) -> Finding:
-    """Report a server that lists no models."""
     if models.status in {401, 403}:
         problem = "rejects the API key" if endpoint.settings.api_key else "requires an API key"
         return Finding(subject, "fault", f"{problem} ({models.status})", "set engines.endpoints[].api_key")
