@@ -255,7 +255,7 @@ def test_a_stream_with_ids_as_its_prompt_does_not_repeat_them_in_each_event():
 
 
 def test_prompt_ids_are_not_requested_of_a_call_that_has_none():
-    """SGLang does not return ids for embeddings, and refuses a call without any prompt."""
+    """SGLang fails to return ids for embeddings, and refuses a call without any prompt."""
     assert {"return_logprob", "rid"} == plan({"input_embeds": [[0.5]]}).sent["set"].keys()
     assert {} == plan({}).sent["set"]
 
