@@ -42,7 +42,7 @@ run: $(RUNNABLE)  ## run the proxy on LISTEN=127.0.0.1:8400, with the simulator 
 test test-system: export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Tests of modules that start many processes: they belong to make test-system.
-PROCESSES := tests/cli/test_main.py tests/server/test_shutdown.py tests/server/test_supervisor.py tests/server/test_worker.py tests/test_skips.py
+PROCESSES := tests/cli/test_main.py tests/server/test_shutdown.py tests/server/test_supervisor.py tests/test_skips.py
 
 test: $(READY)  ## run the tests of all modules, of the laws and of the pages
 	$(PYTEST) --ignore=tests/system $(PROCESSES:%=--ignore=%)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -367,3 +368,11 @@ def test_a_field_of_a_step_is_in_at_most_8_files():
     naming = [relative_name(path) for path in SOURCES if "policy_version_end" in path.read_text()]
 
     assert len(naming) <= 8, naming
+
+
+def test_the_makefile_names_existing_paths():
+    """pytest runs no test at all if one of its paths is missing."""
+    named = set(re.findall(r"(?<![\w/])(?:tests|docs|benchmarks)/[\w/]+(?:\.\w+)?", (ROOT / "Makefile").read_text()))
+
+    assert "tests/cli/test_main.py" in named
+    assert [] == sorted(path for path in named if not (ROOT / path).exists())
