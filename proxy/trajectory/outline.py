@@ -159,11 +159,7 @@ def outline(
                 "superseded": node.position in superseded,
                 "branches": branches.get(node.key, []),
                 "owner": owners.get(node.key),
-                **(
-                    {"fork": {**_present(asdict(fork)), "why": KINDS[fork.kind]}}
-                    if (fork := forks.get(node.key))
-                    else {}
-                ),
+                **_shown_fork(forks.get(node.key)),
             }
             for node in tree.nodes
         ],
@@ -177,6 +173,10 @@ def outline(
         "threads": [thread.as_json() for thread in threads.all],
         "counts": _counts(steps, tree, len(exported.branches), len(drift)),
     }
+
+
+def _shown_fork(fork: Fork | None) -> dict[str, Any]:
+    return {} if fork is None else {"fork": {**_present(asdict(fork)), "why": KINDS[fork.kind]}}
 
 
 def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

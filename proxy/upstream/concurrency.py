@@ -4,6 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
+from proxy.errors import ProxyError
+from proxy.telemetry.logs import LOG
+from storage.errors import StorageError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -76,8 +80,9 @@ class BackgroundTasks:
 
     def _done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieve it, or asyncio logs it again
+        error = None if task.cancelled() else task.exception()  # retrieved, or asyncio logs it again
+        if error is not None and not isinstance(error, ProxyError | StorageError):  # a defect, which nobody may await
+            LOG.error("Background task failed", exc_info=error)
 
 
 class BackgroundWork:
@@ -88,7 +93,12 @@ class BackgroundWork:
     def start(self) -> Self:
         """Start the work."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
         return self
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("%s has ended by an unexpected error", type(self).__name__, exc_info=error)
 
     async def close(self) -> None:
         """Stop the work."""

@@ -148,10 +148,11 @@ def test_a_value_that_a_step_can_do_without_is_dropped(path, value, problems):
     assert read(with_value(path, value))["problems"] == problems
 
 
+@pytest.mark.parametrize("space", [b"", b" ", b"\n"])
 @pytest.mark.parametrize("digits", [b"18446744073709551616", b"-9223372036854775809", b"9" * 5000])
-def test_integers_that_json_writers_refuse_are_read_as_floats(digits):
-    """As orjson reads them; a hostile depth is refused."""
-    text = orjson.dumps(HEAD).replace(b"18446744073709551615", digits)
+def test_integers_that_json_writers_refuse_are_read_as_floats(digits, space):
+    """As orjson reads them, also after white space in an imported record; a hostile depth is refused."""
+    text = orjson.dumps(HEAD).replace(b"18446744073709551615", space + digits)
 
     if len(digits) < 100:
         assert isinstance(read_head(text).extra["x"][1], float)

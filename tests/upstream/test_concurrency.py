@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from proxy.upstream.concurrency import BackgroundTasks, off_loop, run_all
+from proxy.errors import EngineError
+from proxy.upstream.concurrency import BackgroundTasks, BackgroundWork, off_loop, run_all
+from storage.errors import StorageError
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -106,17 +108,34 @@ async def test_wait_awaits_background_tasks_and_the_tasks_that_they_start():
     assert 0 == len(tasks)
 
 
-async def test_the_exception_of_a_background_task_is_raised_on_await_and_not_logged(caplog):
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [(EngineError("wrong"), []), (StorageError("wrong"), []), (ValueError("wrong"), ["Background task failed"])],
+)
+async def test_a_defect_in_a_background_task_is_logged(caplog, error, logged):
+    """Nobody may await it. It is raised for those who do, as are errors of engines and the store, which are not logged."""
     tasks = BackgroundTasks()
 
     async def fails() -> None:
-        raise ValueError("wrong")
+        raise error
 
     task = tasks.start(fails())
     await tasks.wait()
 
-    with pytest.raises(ValueError, match="wrong"):
+    with pytest.raises(type(error), match="wrong"):
         await task
     del task
     gc.collect()
-    assert [] == caplog.records
+    assert logged == [record.getMessage() for record in caplog.records]
+
+
+async def test_background_work_that_ends_by_an_error_is_logged_at_once(caplog):
+    class Sweep(BackgroundWork):
+        async def _run(self) -> None:
+            raise ValueError("wrong")
+
+    sweep = Sweep().start()
+    await asyncio.wait([sweep._task])
+    await sweep.close()
+
+    assert ["Sweep has ended by an unexpected error"] == [record.getMessage() for record in caplog.records]
