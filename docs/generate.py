@@ -1,5 +1,5 @@
-"""Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats, the client's classes and
-decisions, the lists of routes and shapes, the dashboard and the example configuration.
+"""Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats and decisions, the lists of
+routes and shapes, the dashboard and the example configuration.
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """
@@ -17,7 +17,6 @@ from pydantic import BaseModel
 
 from deploy.grafana.dashboard import dashboard_page
 from docs.cli import cli_page
-from docs.client_reference import client_page
 from docs.continuation import continuation_page
 from docs.exactness import exactness_page
 from docs.formats import formats_page
@@ -46,7 +45,6 @@ def pages() -> dict[Path, str]:
         HERE / "formats.md": formats_page(MADE),
         HERE / "trajectories.md": shapes_page(),
         HERE / "http-api.md": api_page((HERE / "http-api.md").read_text()),
-        HERE / "client-reference.md": client_page(MADE),
         HERE / "decisions.md": decisions_page(),
         HERE.parent / "config.example.yaml": example(),
         HERE.parent / "deploy/grafana/dashboards/tokentape.json": dashboard_page(),

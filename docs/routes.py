@@ -1,7 +1,6 @@
 """Generates the lists of routes in docs/http-api.md, from the description at /openapi.json."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ from proxy.api.openapi import describe
 _BLOCK = re.compile(r"(<!-- routes of ([^>]*?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
 _MODEL_API = ("v1", "inference", "generate", "health")  # also below a rollout
+_CALL = re.compile(r"Make a recorded call in the (\w+) dialect(?:, translated to chat)?\.")
 _SECTIONS = {  # a route is in the first section with a pattern that its path begins with
     "steps and exports": r"/rollouts/\{rollout_id\}/(steps|tree|export|images)|/export|/search",
     "rollouts": "/rollouts",
@@ -24,7 +24,6 @@ _DESCRIBED = {  # bodies within bodies that another text describes
     "EndpointSettings": "`engines.endpoints[]` of the [settings](settings.md)",
     "Terms": "the fields of `POST /rollouts` but its IDs",
 }
-_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _FLOAT32 = 3.4028234663852886e38  # the bounds of rewards, which the page's text has
 
 
@@ -33,43 +32,40 @@ def api_page(page: str) -> str:
     described = describe()
     paths, schemas = described["paths"], described["components"]["schemas"]
     exports = {option["name"] for option in paths["/export"]["get"]["parameters"]}
-    routes: dict[str, list[tuple[str, str]]] = {section: [] for section in _SECTIONS}
+    routes: dict[str, dict[str, list[str]]] = {section: {} for section in _SECTIONS}  # the names by their text
     for path, methods in paths.items():
-        if not _is_duplicate(path, paths):
+        if not _is_described_elsewhere(path, paths):
             section = next(name for name, start in _SECTIONS.items() if re.match(start, path))
             for method, route in methods.items():
-                text = " ".join(_parts(f"{method.upper()} {path}", route, schemas, exports))
-                routes[section].append(
-                    (text, ", ".join(sorted(status for status in route["responses"] if status >= "400")))
-                )
+                text = " ".join(_parts(path == "/export", route, schemas, exports))
+                call, name = _CALL.fullmatch(text), f"`{method.upper()} {path}`"
+                if call:
+                    text, name = "Make a recorded call in the dialect.", f"{name} ({call[1]})"
+                routes[section].setdefault(text, []).append(name)
     if missing := _SECTIONS.keys() - {found[2] for found in _BLOCK.finditer(page)}:
         raise ValueError(f"docs/http-api.md has no list of the routes of {sorted(missing)}")
-    return _BLOCK.sub(lambda found: found[1] + "\n".join(_list(routes[found[2]])) + "\n\n", page)
+    lists = {
+        section: "".join(f"- {', '.join(names)}: {text}\n" for text, names in listed.items())
+        for section, listed in routes.items()
+    }
+    return _BLOCK.sub(lambda found: f"{found[1]}{lists[found[2]]}\n", page)
 
 
-def _is_duplicate(path: str, paths: dict[str, Any]) -> bool:
-    """Return whether the page has the route below another path: without its rollout, or for the policy `default`."""
+def _is_described_elsewhere(path: str, paths: dict[str, Any]) -> bool:
+    """Return whether the page has the route below another path (without its rollout, for `default`), or it is of the web UI."""
+    if path == "/" or path.startswith("/ui"):
+        return True
     if path.startswith("/policies/{policy}"):
         return path.replace("/policies/{policy}", "/policy") in paths
     return any(path.startswith(f"{prefix}/{start}") for prefix in _PREFIXES for start in _MODEL_API)
 
 
-def _list(routes: list[tuple[str, str]]) -> Iterator[str]:
-    """Yield an item for each route; the errors that most of many routes have are named once."""
-    common, count = Counter(errors for _, errors in routes).most_common(1)[0]
-    common = common if count > 2 and common else ""
-    for text, errors in routes:
-        yield f"- {text}" + (f" {errors or 'No errors'}." if errors != common else "")
-    if common:
-        yield f"\nErrors of the other routes: {common}."
-
-
-def _parts(name: str, route: dict[str, Any], schemas: dict[str, Any], exports: set[str]) -> Iterator[str]:
-    """Yield the name and the summary of a route, its query and its body."""
-    yield f"`{name}`: {route['summary'].removesuffix(' Only with atropos.enabled.')}"
+def _parts(is_export: bool, route: dict[str, Any], schemas: dict[str, Any], exports: set[str]) -> Iterator[str]:  # noqa: FBT001 - private
+    """Yield the summary of a route, its query and its body."""
+    yield route["summary"].removesuffix(" Only with atropos.enabled.")
     query = {option["name"]: option["schema"] for option in route["parameters"] if option["in"] == "query"}
     if query:
-        yield f"Query: {_fields(query, (), schemas, set() if name == 'GET /export' else exports)}."
+        yield f"Query: {_fields(query, (), schemas, set() if is_export else exports)}."
     if "requestBody" in route:
         schema = schemas[_name(route["requestBody"]["content"]["application/json"]["schema"])]
         if properties := schema.get("properties"):
@@ -80,7 +76,7 @@ def _fields(fields: dict[str, Any], required: Any, schemas: dict[str, Any], expo
     """Return fields with types and defaults; the options of exports in one word, if there are many."""
     shared = exports & fields.keys() if len(exports & fields.keys()) > 8 else set()
     texts = [
-        f"{f'**`{name}`**' if name in required else f'`{name}`'}{_kind(schema, schemas)}{_default(schema)}"
+        f"{f'**`{name}`**' if name in required else f'`{name}`'}{_of(name, schema, schemas)}{_default(schema)}"
         for name, schema in fields.items()
         if name not in shared
     ]
@@ -88,6 +84,12 @@ def _fields(fields: dict[str, Any], required: Any, schemas: dict[str, Any], expo
         others = ", ".join(f"`{name}`" for name in sorted(exports - shared))
         texts.insert(0, f"the options of `GET /export` (not {others})")
     return ", ".join(texts)
+
+
+def _of(name: str, schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """Return the kind of a field; the page's introduction has the kind of numbers of seconds."""
+    kind = _kind(schema, schemas)
+    return kind.replace(" number > 0", "").replace(" number", "") if name.endswith("_s") else kind
 
 
 def _default(schema: dict[str, Any]) -> str:
@@ -108,16 +110,22 @@ def _kind(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     if "anyOf" in schema:
         kinds = dict.fromkeys(_kind(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
         return " or".join(kind or " text" for kind in kinds) if len(kinds) > 1 else "".join(kinds)
+    if len(schema.get("enum", ())) > 10:
+        return ""  # the formats: docs/formats.md has them
     if "enum" in schema or "const" in schema:
         return f" ({'|'.join(schema.get('enum') or [schema['const']])})"
     kind = schema.get("type", "any")
     if kind == "array":
         return f" list of{_kind(schema.get('items', {}), schemas) or ' strings'}"
     note = f" ({schema['description']})" if "description" in schema else ""
-    return (f" {kind}" if kind != "string" else "") + "".join(_bounds(schema)) + note
+    return (f" {kind}" if kind != "string" else "") + _bounds(schema) + note
 
 
-def _bounds(schema: dict[str, Any]) -> Iterator[str]:
-    for name, sign in _SIGNS.items():
-        if name in schema and abs(schema[name]) != _FLOAT32:
-            yield f" {sign} {schema[name]:,.10g}"
+def _bounds(schema: dict[str, Any]) -> str:
+    """Return the range of a number after a space; nothing for a minimum of 0, or of the least float above it."""
+    low, high = schema.get("minimum", 0), schema.get("maximum", _FLOAT32)
+    if high < _FLOAT32:
+        return f" {low}-{high:,.10g}"
+    if schema.get("exclusiveMinimum") == 0:
+        return " > 0"
+    return f" ≥ {low}" if low > 0 else ""

@@ -8,7 +8,7 @@ from tests.support.names import Text
 FOREIGN: dict[str, set[str]] = {
     "agents": {"/compact", "/compress", "/root/count", "--print", "--provider", "openai_base_url"},
     "AReaL": {"compute_logp"},
-    "Atropos": {"/register-env", "POST /scored_data", "health_check"},
+    "Atropos": {"POST /scored_data", "health_check"},
     "a field of a step, with the name of a section of the settings": {"sampling.constrained"},
     "benchmarks and examples": {"GET /counts", "POST /load_weights"},
     "Docker and kubectl": {
