@@ -155,7 +155,7 @@ class Recorder:
     async def _write_to_journal(self, step: Step, live: LiveRollout, body_bytes: int, journal: Journal) -> None:
         """Write a step to the journal with all its blocks: the store may not have them at replay."""
         step, record = await _encoded(step, set(), body_bytes)
-        entry = _entry(step, live.rollout.incarnation, record, live.rollout.origin)
+        entry = entry_of(step, live.rollout.incarnation, record, live.rollout.origin)
         try:
             await self._write_entry(journal, entry)
         except OSError as error:
@@ -189,13 +189,13 @@ class Recorder:
         step, record = await _encoded(step, known, work_bytes, live.large_work)
         started = self._clock.monotonic()
         try:
-            entry = _entry(step, incarnation, record, is_first=is_first)
+            entry = entry_of(step, incarnation, record, is_first=is_first)
             try:
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
             except (MissingBlocks, RolloutExpired):
                 # The rollout has expired, and its blocks with it; or the store lost blocks that are known here.
                 step, record = await _encoded(step, set(), body_bytes)
-                entry = _entry(step, incarnation, record, live.rollout.origin)
+                entry = entry_of(step, incarnation, record, live.rollout.origin)
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
         except RolloutDeleted:
             self._discard(step.step_id)
@@ -322,9 +322,10 @@ async def _encoded(
         return await asyncio.to_thread(encode_leniently, step, known)
 
 
-def _entry(
+def entry_of(
     step: Step, incarnation: str, record: Record, origin: Origin | None = None, *, is_first: bool = True
 ) -> StepWrite:
+    """Return what is stored of a step together with its record. `is_first`: the rollout may have no step yet."""
     sampled = 0
     for choice in step.choices:
         sampled += len(choice.ids)

@@ -2,6 +2,7 @@
 
 import aiohttp
 import pytest
+from tests.support.session import engine_options, proxy, sections  # noqa: F401 - fixtures
 
 from benchmarks.turns import TurnsEngine
 from benchmarks.upstream import listen
