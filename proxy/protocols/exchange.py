@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import GENERATES, DialectName, is_on
-from proxy.protocols.engines.base import FollowUpRequest, Json, Sampled, Tokens
+from proxy.protocols.dialects.base import GENERATES, DialectName, Json, is_on
+from proxy.protocols.engines.base import FollowUpRequest, Sampled, Tokens
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse

@@ -13,9 +13,16 @@ import orjson
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import GENERATES, Dialect, ErrorDialect, ResponseOptions, Translator, requested_usage
-from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, Injection, Json
-from proxy.protocols.engines.quirks import Framing, applicable, choose_framing, has_more_than_text
+from proxy.protocols.dialects.base import (
+    GENERATES,
+    Dialect,
+    ErrorDialect,
+    Json,
+    ResponseOptions,
+    Translator,
+    requested_usage,
+)
+from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, Framing, Injection, has_more_than_text
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -282,6 +289,7 @@ def prepare(
     if framing == "replay":
         unset |= _STREAM
         edited = {key: value for key, value in edited.items() if key not in _STREAM}
+    quirks = engine.expected_quirks(dialect.name, edited, options, live=framing == "live")
     injection = engine.inject(dialect.name, edited, options)
     sent_body, fields = {**edited, **injection.fields}, {**fields, **injection.fields}
     changed = {key: value for key, value in fields.items() if key not in body or body[key] != value}
@@ -300,7 +308,7 @@ def prepare(
         wants_logprobs=options.wants_logprobs,
         headers=injection.headers,
         problems=injection.problems,
-        expected=_expected(engine, dialect, edited, options, framing),
+        expected=frozenset([code for quirk in quirks for code in quirk.codes]),
         extra={} if framing == "whole" else {"streaming": framing},
     )
     fields = {key: value for key, value in fields.items() if key in sent_body}  # without `stream` if it is replayed
@@ -311,7 +319,7 @@ def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions,
     """Return how the call is sent upstream."""
     if must_replay:
         options = replace(options, streaming="replay")
-    framing = choose_framing(engine, dialect.name, body, options)
+    framing = engine.framing(dialect.name, body, options)
     if must_replay and framing == "live":
         raise UnprocessableRequest(
             "X-Reply-Tokens and X-Reply-Ids require an unstreamed call to the engine, which is not "
@@ -319,12 +327,6 @@ def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions,
             param="stream",
         )
     return framing
-
-
-def _expected(engine: Engine, dialect: Dialect, body: Json, options: CallOptions, framing: Framing) -> frozenset[str]:
-    """Return the engine's known problems with such a call."""
-    quirks = applicable(engine, dialect.name, body, options, live=framing == "live")
-    return frozenset([code for quirk in quirks for code in quirk.codes])
 
 
 def _view(  # noqa: PLR0917 - the values of a plan that the client's view depends on

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 
 from proxy.protocols.accumulators import ChatAccumulator
-from proxy.protocols.dialects.base import Dialect, ResponseRenderer, Translator
-from proxy.protocols.engines.base import Engine, Json, StripRules
+from proxy.protocols.dialects.base import Dialect, Json, ResponseRenderer, Translator
+from proxy.protocols.engines.base import Engine, StripRules
 from proxy.protocols.lenient_json import read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.repeated_events import RepeatedEvents

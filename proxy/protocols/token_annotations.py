@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.protocols.engines.base import Json, Sampled, Tokens
+from proxy.protocols.dialects.base import Json
+from proxy.protocols.engines.base import Sampled, Tokens
 
 Pieces = Callable[[Sequence[int]], Sequence[str | None]]
 

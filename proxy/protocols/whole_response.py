@@ -7,8 +7,8 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import EngineDisconnected
-from proxy.protocols.dialects.base import ResponseRenderer
-from proxy.protocols.engines.base import Engine, Json, StreamShape
+from proxy.protocols.dialects.base import Json, ResponseRenderer
+from proxy.protocols.engines.base import Engine, StreamShape
 from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists, repeats

@@ -21,7 +21,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from proxy.continuation.types import REASONS
 from proxy.errors import EngineError, ProxyError
-from proxy.protocols.engines.quirks import QUIRK_CODES
+from proxy.protocols.engines.base import QUIRK_CODES
 from proxy.telemetry.version_windows import OLDER, UNKNOWN, VersionWindows
 from proxy.trajectory.drift import KINDS
 from proxy.trajectory.fidelity import PROBLEMS

@@ -18,7 +18,6 @@ from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden, UnprocessableRequest
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import CallOptions
-from proxy.protocols.engines.quirks import choose_framing
 from proxy.rollouts.adapter_updates import AdapterUpdate
 from proxy.rollouts.policy import Announced, Policy, read_announced
 from proxy.trajectory.step import DEFAULT_POLICY
@@ -74,7 +73,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
         "logprobs_mode": settings.logprobs_mode or endpoint.engine.logprobs_mode,
         "sampling_defaults": traits.sampling_defaults,
         "parser": traits.has_parser,
-        "streams": {name: choose_framing(endpoint.engine, name, {"stream": True}, options) for name in _DIALECTS},
+        "streams": {name: endpoint.engine.framing(name, {"stream": True}, options) for name in _DIALECTS},
         "loses": [quirk.what for quirk in endpoint.engine.quirks],
         "healthy": healthy.get(endpoint.label, False),  # False for one that was added during the check
         "ejected_until": None if ejected_s is None else now + ejected_s,

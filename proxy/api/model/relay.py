@@ -27,8 +27,7 @@ from proxy.errors import (
     StoreUnavailable,
     UnprocessableRequest,
 )
-from proxy.protocols.engines.base import FollowUpRequest
-from proxy.protocols.engines.quirks import QUIRK_CODES
+from proxy.protocols.engines.base import QUIRK_CODES, FollowUpRequest
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.protocols.whole_response import Withheld

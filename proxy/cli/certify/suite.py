@@ -22,8 +22,7 @@ from proxy.cli.certify.comparing import (
 from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.engines.base import CallOptions, Quirk, Traits
-from proxy.protocols.engines.quirks import QUIRK_CODES, applicable
+from proxy.protocols.engines.base import QUIRK_CODES, CallOptions, Quirk, Traits
 from proxy.rollouts.scoring.audit import NOT_SCORED, AuditLog, AuditOptions, Result, audit_rows
 from proxy.rollouts.scoring.requests import Scorer
 from proxy.trajectory.fidelity import describe
@@ -206,7 +205,7 @@ class Suite:
     def _quirks(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> list[Quirk]:
         dialect = DIALECTS[path].name if path in DIALECTS else "chat"  # to which the others are translated
         options, live = CallOptions(traits=self.traits), step["extra"].get("streaming") == "live"
-        return applicable(ENGINES[self.kind], dialect, body, options, live=live)
+        return ENGINES[self.kind].expected_quirks(dialect, body, options, live=live)
 
     async def _other_ids(self, shape: Shape, step: Mapping[str, Any]) -> Cell | None:
         """Return a cell if the engine returns other ids for the same request, where its text is the same."""

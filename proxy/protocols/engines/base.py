@@ -11,63 +11,50 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Final, Literal, Protocol
 
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, requested_usage
+from proxy.protocols.dialects.base import DialectName, Json, ResponseOptions, is_on, requested_usage
 from proxy.protocols.sampling import Sampling
-
-Json = dict[str, Any]
+from proxy.trajectory.images import parts_of
 
 # The logprobs that are requested in addition to the client's: of each sampled id with the most detail ("full"), of each
 # sampled id at the lowest cost ("sampled"), or none. Ids are always requested, with logprobs if the engine has no other way.
 LogprobsLevel = Literal["full", "sampled", "off"]
 Streaming = Literal["auto", "live", "replay"]
+Framing = Literal["whole", "live", "replay"]  # how a call is sent; `replay`: a stream that is sent unstreamed
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The detected properties of a server. None: unknown.
-
-    `has_parser`: a reasoning or tool parser is configured; without one, SGLang's chat streams lose logprobs.
-    `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is
-    requested anyway, since a wrong detection must not hide lost tokens, and not stripped.
-    `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits. `model`: the model of
-    requests that name none. `has_prompt_field`: chat requests have the field `prompt_token_ids` (vLLM). `vocabulary_size`: of
-    a server that must not receive an id beyond it (SGLang).
-    """
+    """The detected properties of a server. None: unknown."""
 
     kind: str
     version: str | None = None
-    has_parser: bool | None = None
+    has_parser: bool | None = None  # for reasoning or tools; without one, SGLang's chat streams lose logprobs
+    # Streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is requested
+    # anyway, since a wrong detection must not hide lost tokens, and not stripped.
     forces_usage: bool = False
-    sampling_defaults: dict[str, float] | None = None
-    model: str | None = None
-    has_prompt_field: bool = False
-    vocabulary_size: int | None = None
+    sampling_defaults: dict[str, float] | None = None  # of chat and completions, for fields that a request omits
+    model: str | None = None  # of requests that name none
+    has_prompt_field: bool = False  # chat requests have the field `prompt_token_ids` (vLLM)
+    vocabulary_size: int | None = None  # of a server that must not receive an id beyond it (SGLang)
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """The options of a call, from its rollout, the configuration, its client and the server's traits.
-
-    `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be lost. `logprobs`: which logprobs
-    to add. `sampling_masks`: whether to request the tokens that truncated sampling keeps; `routed_experts`: whether to request
-    the experts of each token. `room_left` is the space in the context window, if a cap requires it. `is_translated`: the client
-    reads another dialect, which has no options of chat streams. `requested` is what the client itself requests to receive;
-    `headers` are the client's, by lowercase name.
-    """
+    """The options of a call, from its rollout, the configuration, its client and the server's traits."""
 
     sampling: Sampling = field(default_factory=Sampling)
     tools: Sequence[Json] = ()
     models: Mapping[str, str] = field(default_factory=dict)
-    keep_reasoning: bool = True
+    keep_reasoning: bool = True  # a request without reasoning is overridden if the ids would be lost
     streaming: Streaming = "auto"
     logprobs: LogprobsLevel = "full"
-    sampling_masks: bool = False
-    routed_experts: bool = False
-    room_left: int | None = None
-    is_translated: bool = False
+    sampling_masks: bool = False  # request the tokens that truncated sampling keeps
+    routed_experts: bool = False  # request the experts of each token
+    room_left: int | None = None  # in the context window, if a cap requires it
+    is_translated: bool = False  # the client reads another dialect, which has no options of chat streams
     traits: Traits = field(default_factory=lambda: Traits("plain"))
-    headers: Mapping[str, str] = field(default_factory=dict)
-    requested: ResponseOptions = field(default_factory=ResponseOptions)
+    headers: Mapping[str, str] = field(default_factory=dict)  # the client's, by lowercase name
+    requested: ResponseOptions = field(default_factory=ResponseOptions)  # what the client itself requests to receive
 
     @property
     def adds_logprobs(self) -> bool:
@@ -82,24 +69,17 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class StripRules:
-    """The parts of a response that the client did not request and must not receive.
+    """The parts of a response that the client did not request and must not receive."""
 
-    `token_ids`, `logprobs`: set to null; `with_logprobs` are choices that keep their logprobs. `keys`: deleted, because
-    they are absent without injection; `meta_keys`: the same in SGLang's `meta_info`.
-    `empty_deltas`: drop stream events that exist only because ids or logprobs were requested. `reasoning`: the client
-    disabled reasoning, but it was requested because the engine withholds the ids otherwise. `usage`: drop the usage
-    event of a stream; `running_usage`: remove usage from the other events.
-    """
-
-    token_ids: bool = False
-    logprobs: bool = False
-    empty_deltas: bool = False
-    reasoning: bool = False
-    usage: bool = False
-    running_usage: bool = False
-    keys: frozenset[str] = frozenset()
-    with_logprobs: frozenset[int] = frozenset()
-    meta_keys: frozenset[str] = frozenset()
+    token_ids: bool = False  # set to null
+    logprobs: bool = False  # set to null
+    empty_deltas: bool = False  # drop stream events that exist only because ids or logprobs were requested
+    reasoning: bool = False  # the client disabled it; it was requested because the engine withholds the ids otherwise
+    usage: bool = False  # drop the usage event of a stream
+    running_usage: bool = False  # remove usage from the other events
+    keys: frozenset[str] = frozenset()  # deleted, because they are absent without injection
+    with_logprobs: frozenset[int] = frozenset()  # the choices that keep their logprobs
+    meta_keys: frozenset[str] = frozenset()  # deleted from SGLang's `meta_info`
     anything: bool = field(init=False)  # whether there is anything to strip
     of_choices: bool = field(init=False)  # whether there is anything except usage
 
@@ -121,85 +101,72 @@ class FollowUpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What to send: fields and headers to set, what to strip from the response, and problems known in advance.
+    """What to send, and what to strip from the response."""
 
-    `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`. `call_id`: the field for an id of the call, and the path to
-    which the same field is posted to end the call; its response then has all tokens sampled so far. None if closing the
-    connection does the same.
-    """
-
-    fields: Mapping[str, Any]
-    strip_rules: StripRules
-    problems: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    strip_rules: StripRules = StripRules()
+    problems: tuple[str, ...] = ()  # known in advance: codes of `fidelity.PROBLEMS`
     headers: Mapping[str, str] = field(default_factory=dict)
+    # The field for an id of the call, and the path to which the same field is posted to end the call; its response then has
+    # all tokens sampled so far. None if closing the connection does the same.
     call_id: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One choice as returned by the engine: the response's own lists, with unchecked values. None: absent.
-
-    `counted` and `prompt_counted` are the engine's token counts for this choice and its prompt. `spans` are (start, end, weight
-    version) over the sampled ids. `routed_experts` and `sampling_mask` are in the engine's format.
-    """
+    """One choice as returned by the engine: the response's own lists, with unchecked values. None: absent."""
 
     index: int
-    prompt_ids: list[int] | None
-    ids: list[int] | None
-    logprobs: list[float | None] | None
-    finish_reason: Any
-    stop_reason: Any
-    counted: Any = None
-    prompt_counted: Any = None
-    spans: tuple[tuple[Any, Any, Any], ...] | None = None
-    routed_experts: Any = None
+    prompt_ids: list[int] | None = None
+    ids: list[int] | None = None
+    logprobs: list[float | None] | None = None
+    finish_reason: Any = None
+    stop_reason: Any = None
+    counted: Any = None  # the engine's count of its tokens
+    prompt_counted: Any = None  # and of the tokens of its prompt
+    spans: tuple[tuple[Any, Any, Any], ...] | None = None  # (start, end, weight version) over the sampled ids
+    routed_experts: Any = None  # in the engine's format
     sampling_mask: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a whole response.
+    """The tokens of a whole response."""
 
-    `prompt_ids` is the prompt that all choices share, if the engine returns it once. `problems` are codes that only this
-    engine can detect; `notes` are facts that are recorded with the step (such as retractions). `logprobs_mode`, and
-    `constrained` (whether the logprobs include a constraint), replace the values that follow from the request.
-    """
-
-    prompt_ids: list[int] | None
+    prompt_ids: list[int] | None  # the prompt that all choices share, if the engine returns it once
     choices: tuple[Sampled, ...]
-    problems: tuple[str, ...] = ()
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    logprobs_mode: str | None = None
-    constrained: bool | None = None
+    problems: tuple[str, ...] = ()  # that only this engine can detect
+    notes: Mapping[str, Any] = field(default_factory=dict)  # recorded with the step (such as retractions)
+    logprobs_mode: str | None = None  # replaces the mode that follows from the request
+    constrained: bool | None = (
+        None  # whether the logprobs include a constraint, in place of what follows from the request
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
     """The format of an engine's stream events, for responses that are replayed as a stream.
 
-    In a chat stream: `role` is the delta of a choice's first event, `delta` the base of later deltas, `call_delta` the base of
-    deltas with a tool call. The fields of `choice` are in each choice of an event, null until the finish, which has the
-    response's values; the fields of `early` come with the text instead. Top-level fields: each event repeats `head`, the first
-    event of each choice has `first`, the last event has `last`, and each field of `alone` has a separate event.
-    `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage in a stream keeps its nulls;
-    `no_usage_yet`: whether events with tool calls, and events of completions, have a null usage.
+    Of a chat stream: deltas, and parts of a tool call. Then fields of choices, top-level fields, and which nulls there are.
     """
 
-    head: frozenset[str]
-    role: Mapping[str, Any]
-    delta: Mapping[str, Any]
-    call_delta: Mapping[str, Any]
+    head: frozenset[str]  # top-level fields of each event
+    role: Mapping[str, Any] = field(
+        default_factory=lambda: {"role": "assistant", "content": ""}
+    )  # a choice's first delta
+    delta: Mapping[str, Any] = field(default_factory=dict)  # the base of later deltas
+    call_delta: Mapping[str, Any] = field(default_factory=dict)  # the base of deltas with a tool call
     call: Mapping[str, Any] = field(default_factory=lambda: {"arguments": ""})
     more_call: Mapping[str, Any] = field(default_factory=dict)
     more_function: Mapping[str, Any] = field(default_factory=dict)
-    choice: tuple[str, ...] = ()
-    early: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
-    null_logprobs: bool = True
-    null_usage: bool = True
-    no_usage_yet: bool = False
+    choice: tuple[str, ...] = ()  # in each choice of an event, null until the finish, which has the response's values
+    early: tuple[str, ...] = ()  # come with the text instead
+    first: tuple[str, ...] = ()  # top-level fields of the first event of each choice
+    last: tuple[str, ...] = ()  # of the last event
+    alone: tuple[str, ...] = ()  # each has a separate event
+    null_logprobs: bool = True  # in events without logprobs
+    null_usage: bool = True  # usage in a stream keeps its nulls
+    no_usage_yet: bool = False  # events with tool calls, and events of completions, have a null usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +269,7 @@ class Engine(Protocol):
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Return what to add to a request to obtain ids and logprobs; the rules of `options` are applied to `body` already."""
-        return Injection({}, StripRules())
+        return Injection()
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Return whether logprobs of this mode are of a modified distribution, not of the model's at the temperature.
@@ -319,6 +286,32 @@ class Engine(Protocol):
     def must_replay(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> bool:
         """Return whether a stream lacks what `options` request."""
         return False
+
+    def expected_quirks(
+        self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions, *, live: bool
+    ) -> list[Quirk]:
+        """Return the known limitations that apply to a call. `live`: the call is sent as a stream."""
+        return [
+            quirk
+            for quirk in self.quirks
+            if dialect in quirk.dialects and (live or quirk.framings == "always") and quirk.applies(body, options)
+        ]
+
+    def framing(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Framing:
+        """Return how a call is sent: `whole` if it is not streamed; else as configured, or as the quirks recommend.
+
+        Only a stream with known options that the engine would not have refused can be replayed.
+        """
+        if not is_on(body.get("stream")):
+            return "whole"
+        usage = None if options.is_translated else body.get("stream_options")
+        known = usage is None or (isinstance(usage, dict) and usage.keys() <= {"include_usage"})
+        if options.streaming == "live" or not known or body["stream"] is not True or not self.can_replay(dialect, body):
+            return "live"
+        if options.streaming == "replay" or self.must_replay(dialect, body, options):
+            return "replay"
+        found = self.expected_quirks(dialect, body, options, live=True)
+        return "replay" if any(quirk.framings == "streams" for quirk in found) else "live"
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Return an unstreamed (or accumulated) response without what the client did not request; a new dict if it differs."""
@@ -399,6 +392,11 @@ def logprobs_of(choice: Json) -> list[float | None] | None:
     return [entry.get("logprob") for entry in content] if content is not None else logprobs.get("token_logprobs")
 
 
+def spans_of(versions: Any) -> tuple[tuple[Any, Any, Any], ...] | None:
+    """Return an engine's spans of weight versions; None if it returned none."""
+    return None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions)
+
+
 def without(choice: Json, rules: StripRules) -> Json:
     """Return a copy of a choice without injected keys, with logprobs set to null if they were injected."""
     shown = {key: value for key, value in choice.items() if key not in rules.keys}
@@ -436,8 +434,10 @@ def usage_options(body: Mapping[str, Any], *, running: bool) -> Json:
     options = {} if stream_options is None else stream_options
     if not is_on(body.get("stream")) or not isinstance(options, dict):
         return {}
-    if not all(_is_boolean(options.get(name)) for name in ("include_usage", "continuous_usage_stats")):
-        return {}
+    for name in ("include_usage", "continuous_usage_stats"):
+        value = options.get(name)
+        if not (value.lower() in _BOOLEANS if isinstance(value, str) else value in (None, True, False)):
+            return {}  # pydantic reads neither a boolean nor an absent one
     flags = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(body)}
     changed = {name: value for name, value in flags.items() if is_on(options.get(name)) != value}
     return {**options, **changed} if changed else {}
@@ -446,11 +446,6 @@ def usage_options(body: Mapping[str, Any], *, running: bool) -> Json:
 def has_running_usage(body: Mapping[str, Any]) -> bool:
     """Return whether a client requests usage on each event: `continuous_usage_stats` has no effect without `include_usage`."""
     return body.get("stream_options") is not None and requested_usage(body)[1]
-
-
-def _is_boolean(value: Any) -> bool:
-    """Return whether pydantic reads the value as a boolean or as absent."""
-    return value.lower() in _BOOLEANS if isinstance(value, str) else value in (None, True, False)
 
 
 # The request parameters that change the distribution of the recorded logprobs. Each engine decides which of them affect its
@@ -472,20 +467,13 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "custom_logit_processor": (),
 }
 BIASES: Final = frozenset(
-    {
-        "logit_bias",
-        "min_tokens",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "custom_logit_processor",
-    }
-)
+    {"logit_bias", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "custom_logit_processor"}
+)  # fmt: skip
 ALL: Final = frozenset(_NEUTRAL)
 PROCESSED: Final = (
     "processed_logprobs",
     "processed_logits",
-)  # vLLM's modes after all sampling steps are applied to the logits
+)  # modes after vLLM applied all sampling steps to the logits
 
 
 def has_grammar(sampling: Mapping[str, Any], fields: Iterable[str]) -> bool:
@@ -514,3 +502,41 @@ def tools_of(sampling: Mapping[str, Any]) -> list[Any]:
 def _is_strict(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) else None
     return isinstance(function, dict) and function.get("strict") is True
+
+
+# The conditions of known limitations, from which docs/exactness.md is generated. A step that is inexact for a reason that the
+# engine's quirks lack is logged as a new finding.
+CHAT: Final[tuple[DialectName, ...]] = ("chat",)
+COMPLETIONS: Final[tuple[DialectName, ...]] = ("completions",)
+BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
+
+# The problems that show that an engine lost something; one of these that no quirk explains is a new finding.
+QUIRK_CODES: Final = frozenset(
+    {"no_token_ids", "no_prompt_ids", "no_logprobs", "logprob_count", "completion_count", "prompt_count", "ids_disagree",
+     "bad_logprob"}
+)  # fmt: skip
+
+
+def always(_body: Mapping[str, Any], _options: CallOptions) -> bool:
+    """Apply to every call."""
+    return True
+
+
+def has(*fields: str) -> Callable[[Mapping[str, Any], CallOptions], bool]:
+    """Apply to bodies with one of these fields."""
+    return lambda body, _options: any(is_on(body[field]) for field in fields if field in body)
+
+
+def several(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    """Apply to calls with several choices for a prompt."""
+    return body.get("n") not in (None, 1)
+
+
+def requests_no_tokens(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    """Apply to calls that request no tokens."""
+    return body.get("max_tokens") == 0
+
+
+def has_more_than_text(body: Mapping[str, Any], _options: CallOptions | None = None) -> bool:
+    """Return whether a message has a part that is not text."""
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts_of(body.get("messages")))

@@ -16,13 +16,15 @@ Rule 5: the prompt's ids are never returned. `__verbose.prompt` is the text that
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.dialects.base import DialectName, Json, is_on
 from proxy.protocols.engines.base import (
+    BOTH,
+    CHAT,
+    COMPLETIONS,
     CallOptions,
     Engine,
     FollowUpRequest,
     Injection,
-    Json,
     Probed,
     Quirk,
     Sampled,
@@ -30,13 +32,16 @@ from proxy.protocols.engines.base import (
     StripRules,
     Tokens,
     Traits,
+    always,
+    has,
     index_of,
     logprobs_of,
+    requests_no_tokens,
     sampling_defaults,
+    several,
     text_or_none,
     without,
 )
-from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, always, has, requests_no_tokens, several
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _VERBOSE = "__verbose"
@@ -45,10 +50,6 @@ _VERBOSE = "__verbose"
 def _has_prompts_that_are_no_ids(body: Mapping[str, Any], _options: CallOptions) -> bool:
     prompt = body.get("prompt")
     return isinstance(prompt, list) and not all(type(token) is int for token in prompt)
-
-
-def _requests_no_alternatives(body: Mapping[str, Any], _options: CallOptions) -> bool:
-    return type(body.get("logprobs")) is int and body["logprobs"] == 0
 
 
 _QUIRKS: Final[tuple[Quirk, ...]] = (
@@ -71,7 +72,8 @@ _QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         COMPLETIONS, "always", "`logprobs: 0`: no logprobs, and a stream has no ids then.",
-        ("no_logprobs", "no_token_ids", "completion_count"), "run on 2026.10", _requests_no_alternatives,
+        ("no_logprobs", "no_token_ids", "completion_count"), "run on 2026.10",
+        lambda body, _: type(body.get("logprobs")) is int and body["logprobs"] == 0,
     ),
     Quirk(
         BOTH, "always", "`max_tokens: 0` still samples one token.", ("phantom_token",),
@@ -99,8 +101,6 @@ class Llamacpp(Engine):
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},
-        delta={},
-        call_delta={},
         last=("timings",),
         null_logprobs=False,
     )
@@ -117,7 +117,7 @@ class Llamacpp(Engine):
         """Request `verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server permits it."""
         requested = options.requested
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
-            return Injection({}, StripRules())  # refused, or vLLM's own endpoint
+            return Injection()  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # the server samples one token
         fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}
         if not is_on(body.get("return_tokens")):
@@ -153,10 +153,6 @@ class Llamacpp(Engine):
         """Strip a chunk: no event exists only because of the flags."""
         return self.strip(dialect, chunk, rules)
 
-    def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
-        """Return false: the finish of a completions stream has the usage."""
-        return False
-
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Request the ids of the prompt, by its text; only available for chat and for a single text prompt."""
         prompt = (response.get(_VERBOSE) or {}).get("prompt")
@@ -171,26 +167,18 @@ class Llamacpp(Engine):
         choices = response.get("choices") or ()
         # One block for all choices: with several choices it cannot be assigned.
         sampled = tuple(_sampled(choice, verbose if len(choices) == 1 else {}) for choice in choices)
-        prompt_ids = _prompt_ids(dialect, body)
-        notes = {}
+        prompt = body.get("prompt") if dialect == "completions" else None
+        is_ids = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
+        prompt_ids, notes = list(prompt) if isinstance(prompt, list) and is_ids else None, {}
         if prompt_ids is None and isinstance(found, dict):
             prompt_ids, notes = found.get("tokens"), {"prompt_ids": "tokenized again"}
-        problems = [
-            code
-            for code, holds in (
-                (
-                    "ids_disagree",
-                    any(
-                        _disagree(choice, sampled_choice)
-                        for choice, sampled_choice in zip(choices, sampled, strict=True)
-                    ),
-                ),
-                ("uncounted", any(sampled_choice.counted is None for sampled_choice in sampled)),
-                ("prompt_count", verbose.get("tokens_evaluated") not in {None, len(prompt_ids or ())}),
-            )
-            if holds
-        ]
-        return Tokens(prompt_ids, sampled, tuple(problems), notes)
+        found_problems = {
+            "ids_disagree": any(map(_disagree, choices, sampled)),
+            "uncounted": any(choice.counted is None for choice in sampled),
+            "prompt_count": verbose.get("tokens_evaluated") not in {None, len(prompt_ids or ())},
+        }
+        problems = tuple(code for code, holds in found_problems.items() if holds)
+        return Tokens(prompt_ids, sampled, problems, notes)
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
@@ -200,19 +188,12 @@ def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
     return bool(body.get("top_logprobs")) or (is_on(body.get("stream")) and bool(body.get("tools")))
 
 
-def _prompt_ids(dialect: DialectName, body: Mapping[str, Any]) -> list[int] | None:
-    prompt = body.get("prompt") if dialect == "completions" else None
-    is_ids = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
-    return list(prompt) if is_ids and isinstance(prompt, list) else None
-
-
 def _sampled(choice: Json, verbose: Json) -> Sampled:
     """Return one choice's tokens. If entries do not match the complete ids, there are fewer logprobs than ids."""
     entries = (choice.get("logprobs") or {}).get("content")
     of_entries = None if entries is None else [entry["id"] for entry in entries]
     return Sampled(
         index=index_of(choice),
-        prompt_ids=None,
         ids=verbose.get("tokens") or of_entries,
         logprobs=logprobs_of(choice),
         finish_reason=choice.get("finish_reason"),

@@ -20,16 +20,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from proxy.errors import InvalidValue
-from proxy.protocols.dialects.base import GENERATES, DialectName, ResponseOptions, is_on
+from proxy.protocols.dialects.base import GENERATES, DialectName, Json, ResponseOptions, is_on
 from proxy.protocols.dialects.generate import SglangGenerate, has_beams
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,
+    BOTH,
+    CHAT,
+    COMPLETIONS,
     PROCESSED,
     CallOptions,
     Engine,
     Injection,
-    Json,
     Probed,
     Quirk,
     Sampled,
@@ -39,16 +41,19 @@ from proxy.protocols.engines.base import (
     Traits,
     TraitsRequest,
     changes_distribution,
+    has,
     has_grammar,
+    has_more_than_text,
     has_other_ids_as_names,
     index_of,
     logprobs_of,
+    several,
+    spans_of,
     text_or_none,
     usage_options,
     version_numbers,
     without,
 )
-from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, has, has_more_than_text, several
 from proxy.trajectory.step import CACHED_TOKENS
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
@@ -60,13 +65,10 @@ _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-outpu
 _FRAMED = "x-sglext-ids-framed"
 _NATIVE = SglangGenerate()
 # What `return_logprob` adds to `meta_info`; the logprobs of sampling masks have a separate flag.
-_LOGPROB_KEYS = tuple(
-    [
-        f"{side}_{kind}"
-        for side in ("input", "output")
-        for kind in ("token_logprobs", "top_logprobs", "token_ids_logprobs")
-    ]
-)
+_LOGPROB_KEYS = (
+    "input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs", "output_token_logprobs", "output_top_logprobs",
+    "output_token_ids_logprobs",
+)  # fmt: skip
 _MASK = "return_sampling_mask"
 _EXPERTS = "return_routed_experts"
 _NOT_STREAMED = (_IDS_BOTH, _META, "return_prompt_token_ids")
@@ -79,7 +81,6 @@ _BROUGHT: dict[str, frozenset[str]] = {
     _INPUT: frozenset({"input_ids"}),
     _OUTPUT: frozenset({"output_ids", "token_ids"}),  # token_ids: deltas that a later version may add (PR #37365)
 }
-_NO_KEYS = frozenset[str]()
 _META_LOGPROBS = frozenset({"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"})
 
 
@@ -101,10 +102,6 @@ def returns_mask(body: Mapping[str, Any], options: CallOptions) -> bool:
     return type(top_k) is int and 1 <= top_k <= MASK_TOP_K and not body.get("custom_logit_processor")
 
 
-def _loses_logprobs_without_parser(_body: Mapping[str, Any], options: CallOptions) -> bool:
-    return options.wants_logprobs and not options.traits.has_parser
-
-
 def _is_older(_body: Mapping[str, Any], options: CallOptions) -> bool:
     """Return whether the version is older than the first with ids in chat, or unknown."""
     version = options.traits.version
@@ -118,15 +115,12 @@ def _several_in_all(body: Mapping[str, Any], options: CallOptions) -> bool:
     return several(body, options) or prompts > 1
 
 
-def _has_beams(body: Mapping[str, Any], _options: CallOptions) -> bool:
-    return has_beams(body.get("sampling_params"))
-
-
 _NATIVE_ONLY: Final[tuple[DialectName, ...]] = ("sglang_generate",)
 _QUIRKS: Final[tuple[Quirk, ...]] = (
     Quirk(
         CHAT, "streams", "Without a parser, events without text, such as the EOS, have no logprobs.",
-        ("logprob_count",), "seen on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
+        ("logprob_count",), "seen on 0.5.23; serving_chat.py:1054-1080",
+        lambda _, options: options.wants_logprobs and not options.traits.has_parser,
     ),
     Quirk(
         CHAT, "streams", "Before 0.5.23 or of unknown version: ids may be missing.",
@@ -155,7 +149,7 @@ _QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         _NATIVE_ONLY, "always", "Beam search (`beam_width`): the best sequence without logprobs.",
-        ("beam_search", "no_logprobs"), "run on 0.5.23", _has_beams,
+        ("beam_search", "no_logprobs"), "run on 0.5.23", lambda body, _: has_beams(body.get("sampling_params")),
     ),
 )  # fmt: skip
 
@@ -228,10 +222,14 @@ class Sglang(Engine):
         if dialect == "sglang_generate":
             return _inject_native(body, options)
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
-            return Injection({}, StripRules())  # refused, or vLLM's own endpoint
-        problems = tuple(_problems(dialect, body))
-        if "echo" in problems:
-            return Injection({}, StripRules(), problems)
+            return Injection()  # refused, or vLLM's own endpoint
+        flagged = {
+            "echo": dialect == "completions" and is_on(body.get("echo")),
+            "beam_search": is_on(body.get("use_beam_search")),
+        }
+        problems = tuple(code for code, holds in flagged.items() if holds)
+        if flagged["echo"]:
+            return Injection(problems=problems)
         if dialect == "completions" and is_on(body.get("stream")) and requested.choices != 1:
             problems = (*problems, "uncounted")  # usage is their sum: lost and repeated tokens may cancel out
         streamed = dialect == "chat" and is_on(body.get("stream"))
@@ -242,8 +240,8 @@ class Sglang(Engine):
             flags = (*flags, _MASK)
         if dialect == "chat" and not streamed and options.routed_experts:
             flags = (*flags, _EXPERTS)
-        if _reads_sglext(body):
-            # meta_info would have them, and not sglext
+        if is_on(body.get(_EXPERTS)) and not is_on(body.get(_META)):
+            # The client reads experts in sglext, from which SGLang moves them to meta_info if that is requested.
             flags = tuple(flag for flag in flags if flag not in {_META, _MASK})
         missing = [
             flag
@@ -263,9 +261,7 @@ class Sglang(Engine):
             empty_deltas=streamed and not requested.logprobs,
             usage=bool(usage) and not requested.usage and not options.traits.forces_usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
-            meta_keys=_NO_KEYS
-            if _META in missing
-            else frozenset(key for name in fields for key in _IN_META.get(name, ())),
+            meta_keys=frozenset(key for name in fields if _META not in missing for key in _IN_META.get(name, ())),
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(flags) else {}
@@ -357,7 +353,11 @@ class Sglang(Engine):
                 problems.append("ids_disagree")
         # Retracted tokens are recomputed, possibly under new weights.
         notes: Json = {"retractions": retractions} if retractions else {}
-        if cached := _cached(choices[:: _samples(body)] if is_native else choices[:1]):
+        # Of the first choice of each prompt: for the others, all of it is in the prefix cache. Usage has the count only on a
+        # server with --enable-cache-report.
+        firsts = choices[:: _samples(body)] if is_native else choices[:1]
+        counts = [(choice.get("meta_info") or {}).get("cached_tokens") for choice in firsts]
+        if cached := sum([count for count in counts if type(count) is int and count > 0]):
             notes[CACHED_TOKENS] = cached
         mode = "processed_logprobs" if any(_masked_logprobs(choice.get("meta_info")) for choice in choices) else None
         return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes, mode)
@@ -382,15 +382,6 @@ def _check_ids(dialect: DialectName, body: Mapping[str, Any], traits: Traits) ->
                     raise InvalidValue(message, param=name)
 
 
-def _cached(choices: Sequence[Json]) -> int:
-    """Return the prompt tokens that were in the prefix cache, for the first choice of each prompt: then they all are.
-
-    Usage has them only on a server with --enable-cache-report.
-    """
-    counts = [(choice.get("meta_info") or {}).get("cached_tokens") for choice in choices]
-    return sum([count for count in counts if type(count) is int and count > 0])
-
-
 def _call_id(body: Mapping[str, Any], requested: ResponseOptions) -> tuple[str, str] | None:
     """Return the field for the id of a call, and the path that aborts it.
 
@@ -408,7 +399,7 @@ def _inject_native(body: Mapping[str, Any], options: CallOptions) -> Injection:
     requested = options.requested
     has_text, has_ids = body.get("text") is not None, body.get("input_ids") is not None
     if not has_text and not has_ids and body.get("input_embeds") is None:
-        return Injection({}, StripRules())  # refused
+        return Injection()  # refused
     fields: Json = {}
     if not requested.token_ids and (has_text or (has_ids and not is_on(body.get("stream")))):
         fields["return_prompt_token_ids"] = True
@@ -477,16 +468,6 @@ def _samples(body: Mapping[str, Any]) -> int:
     return _NATIVE.response_options(body).samples or 1
 
 
-def _reads_sglext(body: Mapping[str, Any]) -> bool:
-    """Return whether a client requests experts, which SGLang moves to `meta_info` if that is requested."""
-    return is_on(body.get(_EXPERTS)) and not is_on(body.get(_META))
-
-
-def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
-    echo = ["echo"] if dialect == "completions" and is_on(body.get("echo")) else []
-    return [*echo, "beam_search"] if is_on(body.get("use_beam_search")) else echo
-
-
 def _without_ids(response: Json, rules: StripRules) -> Json:
     """Return a copy of the top level without the stripped keys of `sglext`, and without `sglext` if it is then empty."""
     extension = response.get("sglext")
@@ -531,7 +512,7 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         stop_reason=choice.get("matched_stop"),
         counted=meta.get("completion_tokens"),
         prompt_counted=meta.get("prompt_tokens"),
-        spans=_spans(meta.get("weight_versions") or versions),
+        spans=spans_of(meta.get("weight_versions") or versions or None),
         routed_experts=meta.get("routed_experts"),
         sampling_mask=meta.get(_MASKS),
     )
@@ -551,9 +532,3 @@ def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -
     pairs = meta.get("output_token_logprobs")
     id_lists += [[pair[1] for pair in pairs]] if pairs else []
     return any(ids is not None and ids != sampled_choice.ids for ids in id_lists)
-
-
-def _spans(versions: Any) -> tuple[tuple[int, int, str | None], ...] | None:
-    if not versions:
-        return None
-    return tuple((span["start"], span["end"], span["version"]) for span in versions)

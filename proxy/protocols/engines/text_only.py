@@ -7,9 +7,8 @@ fields, and no placeholder is used for an id.
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.engines.base import Engine, Json, Quirk, Sampled, StreamShape, Tokens, index_of
-from proxy.protocols.engines.quirks import BOTH, always
+from proxy.protocols.dialects.base import DialectName, Json
+from proxy.protocols.engines.base import BOTH, Engine, Quirk, Sampled, StreamShape, Tokens, always, index_of
 
 
 class TextOnly(Engine):
@@ -19,24 +18,9 @@ class TextOnly(Engine):
     quirks = (Quirk(BOTH, "always", "No ids.", ("no_token_ids",), "by definition", always),)
     returns_ids = False
     always_sends_usage = False
-    shape = StreamShape(
-        head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
-        role={"role": "assistant", "content": ""},
-        delta={},
-        call_delta={},
-    )
+    shape = StreamShape(frozenset({"id", "object", "created", "model", "system_fingerprint"}))
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Return how each choice ended, without ids or logprobs."""
-        return Tokens(None, tuple(_sampled(choice) for choice in response.get("choices") or ()))
-
-
-def _sampled(choice: Json) -> Sampled:
-    return Sampled(
-        index=index_of(choice),
-        prompt_ids=None,
-        ids=None,
-        logprobs=None,
-        finish_reason=choice.get("finish_reason"),
-        stop_reason=None,
-    )
+        choices = response.get("choices") or ()
+        return Tokens(None, tuple(Sampled(index_of(it), finish_reason=it.get("finish_reason")) for it in choices))

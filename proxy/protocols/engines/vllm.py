@@ -13,15 +13,17 @@ Rule 3: vLLM must still refuse a body that it refuses without injection.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.dialects.base import DialectName, Json, is_on
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,
+    BOTH,
+    CHAT,
+    COMPLETIONS,
     PROCESSED,
     CallOptions,
     Engine,
     Injection,
-    Json,
     Probed,
     Quirk,
     Sampled,
@@ -31,18 +33,20 @@ from proxy.protocols.engines.base import (
     Traits,
     TraitsRequest,
     changes_distribution,
+    has,
     has_grammar,
     has_other_ids_as_names,
     has_running_usage,
     index_of,
     logprobs_of,
+    requests_no_tokens,
     sampling_defaults,
+    spans_of,
     text_or_none,
     tools_of,
     usage_options,
     version_numbers,
 )
-from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, has, requests_no_tokens
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
@@ -51,7 +55,7 @@ def _inject_generate(body: Mapping[str, Any], options: CallOptions) -> Injection
     """Request the prompt's ids, which image placeholders may lengthen, and logprobs. Sampled ids are always returned."""
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
-        return Injection({}, StripRules())  # refused, with an error message that shows the body
+        return Injection()  # refused, with an error message that shows the body
     fields: Json = {}
     if not options.requested.token_ids:
         fields["return_token_ids"] = True
@@ -118,20 +122,12 @@ def _disagrees(choice: Json) -> bool:
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which vLLM had before 0.12
 
-
-def _no_reasoning(body: Mapping[str, Any], options: CallOptions) -> bool:
-    return body.get("include_reasoning") is False and not options.keep_reasoning
-
-
-def _alternatives_alone(body: Mapping[str, Any], _options: CallOptions) -> bool:
-    return bool(body.get("top_logprobs")) and not is_on(body.get("logprobs"))
-
-
 _QUIRKS: Final[tuple[Quirk, ...]] = (
     Quirk(
         CHAT, "always", "`include_reasoning: false` with any parser: no ids and no logprobs (overridden by "
         "default).", ("reasoning_withheld",),
-        "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008", _no_reasoning,
+        "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008",
+        lambda body, options: body.get("include_reasoning") is False and not options.keep_reasoning,
     ),
     Quirk(
         COMPLETIONS, "always", "`echo` with ids omits the echoed prompt, so no ids are requested.", ("echo",),
@@ -147,7 +143,8 @@ _QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         CHAT, "always", "`top_logprobs` without `logprobs`: the engine returns 400.", ("no_logprobs",),
-        "seen on 0.32.0; chat_completion/protocol.py:884", _alternatives_alone,
+        "seen on 0.32.0; chat_completion/protocol.py:884",
+        lambda body, _: bool(body.get("top_logprobs")) and not is_on(body.get("logprobs")),
     ),
 )  # fmt: skip
 
@@ -179,8 +176,6 @@ class Vllm(Engine):
     loads_adapters = True
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
-        role={"role": "assistant", "content": ""},
-        delta={},
         call_delta={"content": None},
         call={},
         choice=("stop_reason",),
@@ -201,7 +196,15 @@ class Vllm(Engine):
         The defaults, for chat and completions, are of the model's generation_config.json and --override-generation-config. Only
         a rendered request shows them, which is a 403 without --enable-scale-out.
         """
-        return _RENDER, _OPENAPI
+        render = TraitsRequest(
+            "/v1/chat/completions/render",
+            {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
+            lambda answer: {"sampling_defaults": sampling_defaults(answer.body, "sampling_params")},
+        )
+        openapi = TraitsRequest(
+            "/openapi.json", None, lambda answer: {"has_prompt_field": has_prompt_field(answer.body)}
+        )
+        return render, openapi
 
     def for_traits(self, traits: Traits) -> Engine:
         return Vllm(has_prompt_field=True) if traits.has_prompt_field else self
@@ -229,17 +232,16 @@ class Vllm(Engine):
         if dialect == "generate":
             return _inject_generate(body, options)
         if _PROMPT.get(dialect) not in body:
-            return Injection(
-                {}, StripRules()
-            )  # refused, with an error message that has the number of fields of the body
+            return Injection()  # refused, with an error message that has the number of fields of the body
         problems = tuple(_problems(dialect, body, keep_reasoning=options.keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt disappears from `text`; with logprobs, the prompt's are included.
-            return Injection({}, StripRules(), problems)
+            return Injection(problems=problems)
         fields: Json = {}
         if not requested.token_ids:
             fields["return_token_ids"] = True
-        if options.adds_logprobs and _bears_logprobs(dialect, body):
+        # In chat, `top_logprobs` without logprobs must remain a 400.
+        if options.adds_logprobs and (dialect == "completions" or not body.get("top_logprobs")):
             fields["logprobs"] = True if dialect == "chat" else 0
         withheld = dialect == "chat" and body.get("include_reasoning") is False and options.keep_reasoning
         if withheld:
@@ -298,7 +300,10 @@ class Vllm(Engine):
         if not rules.of_choices:
             return chunk
         hid = _strip_choices(choices, rules)
-        if rules.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
+        # vLLM sends an empty delta only if ids or logprobs were requested. `{"content": null}` and `{"content": ""}` occur
+        # without any flag and remain.
+        may_be_empty = rules.empty_deltas and not hid[0].get("delta")
+        if may_be_empty and all(each.get("delta") == {} and each.get("finish_reason") is None for each in hid):
             return None
         shown = {**chunk, "choices": hid}
         if rules.token_ids and shown.get("prompt_token_ids") is not None:
@@ -336,7 +341,7 @@ class Vllm(Engine):
                     logprobs=logprobs_of(choice),
                     finish_reason=choice.get("finish_reason"),
                     stop_reason=choice.get("stop_reason"),
-                    spans=_spans(choice.get("weight_versions")) if is_generate else None,
+                    spans=spans_of(choice.get("weight_versions")) if is_generate else None,
                     routed_experts=choice.get("routed_experts"),
                     sampling_mask=choice.get("sampling_mask") if is_generate else None,
                 )
@@ -349,20 +354,6 @@ class Vllm(Engine):
         sent = sent if isinstance(sent := body.get("sampling_params"), dict) else {}
         is_constrained = has_grammar(sent, _GRAMMARS) or changes_distribution(sent, BIASES)
         return Tokens(prompt, tuple(sampled), problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
-
-
-def _spans(versions: Any) -> tuple[tuple[Any, Any, Any], ...] | None:
-    return None if versions is None else tuple((span["start"], span["end"], span["version"]) for span in versions)
-
-
-_RENDER: Final = TraitsRequest(
-    "/v1/chat/completions/render",
-    {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
-    lambda answer: {"sampling_defaults": sampling_defaults(answer.body, "sampling_params")},
-)
-_OPENAPI: Final = TraitsRequest(
-    "/openapi.json", None, lambda answer: {"has_prompt_field": has_prompt_field(answer.body)}
-)
 
 
 def has_prompt_field(described: Any) -> bool:
@@ -383,11 +374,6 @@ def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: 
     if dialect == "chat" and body.get("include_reasoning") is False and not keep_reasoning:
         problems.append("reasoning_withheld")
     return problems
-
-
-def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
-    """Return whether logprobs may be injected: in chat, `top_logprobs` without them must remain a 400."""
-    return dialect == "completions" or not body.get("top_logprobs")
 
 
 def _strip_choices(choices: list[Json], rules: StripRules) -> list[Json]:
@@ -421,11 +407,3 @@ def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
         return {} if rest == {"content": None} else rest
     first: Json = {key: rest.pop(key) for key in ("role", "content") if key in rest}
     return {**first, "reasoning": None, **rest}
-
-
-def _is_flag_caused(choice: Json) -> bool:
-    """Return whether a chunk's choice is empty: vLLM sends such a choice only if ids or logprobs were requested.
-
-    `{"content": null}` and `{"content": ""}` occur without any flag and remain.
-    """
-    return choice.get("delta") == {} and choice.get("finish_reason") is None

@@ -3,15 +3,14 @@
 import pytest
 
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.engines.base import CallOptions, Traits
-from proxy.protocols.engines.quirks import QUIRK_CODES, applicable, choose_framing
+from proxy.protocols.engines.base import QUIRK_CODES, CallOptions, Traits
 from proxy.trajectory.fidelity import PROBLEMS
 
 STREAM = {"stream": True}
 
 
 def framing(streaming: str, body: dict, kind: str = "llamacpp") -> str:
-    return choose_framing(ENGINES[kind], "chat", body, CallOptions(streaming=streaming, traits=Traits(kind)))
+    return ENGINES[kind].framing("chat", body, CallOptions(streaming=streaming, traits=Traits(kind)))
 
 
 def test_every_quirk_has_an_engine_flags_and_a_source():
@@ -78,5 +77,5 @@ def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, bod
     options = CallOptions(traits=Traits(kind), keep_reasoning=False)
 
     assert codes == {
-        code for quirk in applicable(ENGINES[kind], dialect, body, options, live=False) for code in quirk.codes
+        code for quirk in ENGINES[kind].expected_quirks(dialect, body, options, live=False) for code in quirk.codes
     }
