@@ -79,10 +79,10 @@ class TextBuffer:
         longest = max(map(len, self.conditions.stop_strings), default=1)
         self.held_back = 0 if self.conditions.include_stop else longest - 1
 
-    def feed(self, piece: str) -> str | None:
+    def feed(self, piece: str, *, can_stop: bool) -> str | None:
         """Append a piece; return the stop string that it completes (the text then ends there), or None."""
         self.text += piece
-        for stop in self.conditions.stop_strings:
+        for stop in self.conditions.stop_strings if can_stop else ():
             start = self.text.find(stop, max(0, len(self.text) - len(piece) - len(stop) + 1))
             if piece and start >= 0:
                 self.text = self.text[: start + len(stop) if self.conditions.include_stop else start]
@@ -115,8 +115,8 @@ def generate(
         finish, reason = _end_of(token, count, conditions)
         logprobs = token_logprobs(token, distribution, decoder, alternatives)
         if finish != "stop" or conditions.include_stop:
-            stop = buffer.feed(decoder.feed(token))
-            if stop is not None and count > conditions.min_tokens:
+            stop = buffer.feed(decoder.feed(token), can_stop=count > conditions.min_tokens)
+            if stop is not None:
                 finish, reason = "stop", stop
         yield Token(token, buffer.release(ended=finish is not None), logprobs, distribution, finish, reason)
         if finish is not None:

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from tests.support.recorded import load, names
+from tests.support.recorded import comparable, load, names
 
 from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
 from proxy.protocols.dialects import DIALECTS
@@ -25,8 +25,6 @@ OTHER_MESSAGE = {
     "pairs_hermes/chat_required_n_inj": "a cut-off call",
     "pairs_hermes/chat_required_n_plain": "a cut-off call",
 }
-# Only in one of the two framings, or different between any two runs.
-VOLATILE = ("id", "created", "usage", "prompt_text", "prompt_logprobs", "metrics")
 
 
 def twins() -> list[tuple[str, str]]:
@@ -54,14 +52,6 @@ def accumulate(name: str) -> dict:
         if payload.strip() not in (b"", b"[DONE]"):
             accumulator.feed(orjson.loads(payload))
     return accumulator.finish()
-
-
-def comparable(value):
-    """Return a response without nulls, empty texts and empty lists, and without what differs between any two runs."""
-    if isinstance(value, dict):
-        kept = {key: comparable(inner) for key, inner in value.items() if key not in VOLATILE}
-        return {key: inner for key, inner in kept.items() if inner not in (None, "", [], {})}
-    return [comparable(inner) for inner in value] if isinstance(value, list) else value
 
 
 def without_messages(response: dict) -> dict:

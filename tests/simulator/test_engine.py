@@ -1,5 +1,6 @@
 """The simulated engine, and the routes that both kinds have."""
 
+import orjson
 import pytest
 
 from proxy.simulator.options import Options
@@ -27,8 +28,7 @@ async def served(request, start):
 async def test_the_model_is_listed(served):
     """The model list has one model with its name, owner and context window."""
     shape, engine = served
-    async with engine.client.get("/v1/models") as response:
-        (model,) = (await response.json())["data"]
+    (model,) = orjson.loads((await engine.get("/v1/models"))[1])["data"]
 
     assert (model["id"], model["max_model_len"]) == ("tiny", 99)
     assert model["owned_by"] == {"vllm": "tokentape-simulator", "sglang": "sglang"}[shape]
@@ -46,5 +46,4 @@ async def test_ids_become_text(served):
 async def test_the_engine_is_healthy(served):
     """`/health` returns 200 with an empty body."""
     _, engine = served
-    async with engine.client.get("/health") as response:
-        assert (response.status, await response.read()) == (200, b"")
+    assert await engine.get("/health") == (200, b"")

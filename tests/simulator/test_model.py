@@ -20,19 +20,11 @@ def generated(seed=1, max_tokens=400, common=None, **options):
 
 
 def test_a_reply_ends_its_turn():
-    """A reply ends with the end-of-turn token and the finish reason stop."""
-    tokens = generated()
+    """With the end-of-turn token and the finish reason stop; with ignore_eos it has max_tokens tokens."""
+    last, unending = generated()[-1], generated(common=CommonFields(ignore_eos=True))
 
-    assert MODEL.tokenizer.id("<|im_end|>") == tokens[-1].id
-    assert tokens[-1].finish_reason == "stop"
-
-
-def test_ignore_eos_generates_max_tokens():
-    """With ignore_eos a reply has max_tokens tokens."""
-    tokens = generated(common=CommonFields(ignore_eos=True))
-
-    assert len(tokens) == 400
-    assert tokens[-1].finish_reason == "length"
+    assert (MODEL.tokenizer.id("<|im_end|>"), "stop") == (last.id, last.finish_reason)
+    assert (len(unending), unending[-1].finish_reason) == (400, "length")
 
 
 def test_replies_are_the_same_on_every_machine():
@@ -49,7 +41,6 @@ def test_replies_are_the_same_on_every_machine():
 
 
 def test_greedy_replies_need_no_seed():
-    """At temperature 0 a reply is the same with every seed."""
     assert generated(1, common=CommonFields(temperature=0)) == generated(2, common=CommonFields(temperature=0))
 
 
@@ -96,73 +87,35 @@ def text_from(tokens: list[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-def reasons(tokens: list[Token]) -> tuple[str | None, int | str | None]:
-    return tokens[-1].finish_reason, tokens[-1].stop_reason
+FILE = frozenset(TOKENIZER.encode(" file"))
+STRINGS = {"stop_strings": ("nowhere", "le. I")}
 
 
-def test_the_length_ends_a_choice():
-    """At max_tokens a choice ends with the finish reason length."""
-    tokens = sampled_tokens(TEXT, max_tokens=3)
+@pytest.mark.parametrize(
+    ("text", "conditions", "shown", "sampled", "reasons"),
+    [
+        (TEXT, {"max_tokens": 3}, "Return the current", "Return the current", ("length", None)),
+        ("It is<|im_end|>", {"max_tokens": 9}, "It is", "It is<|im_end|>", ("stop", None)),
+        ("It<|im_end|>", {}, "It", "It<|im_end|>", ("stop", None)),  # at max_tokens
+        ("It<|endoftext|>", {}, "It", "It<|endoftext|>", ("stop", SECOND_END)),
+        (TEXT, {"stop_token_ids": FILE}, "Return the current", "Return the current file", ("stop", *FILE)),
+        (TEXT, {"stop_token_ids": FILE, "include_stop": True}, *["Return the current file"] * 2, ("stop", *FILE)),
+        (TEXT, STRINGS, "Return the current fi", "Return the current file. I", ("stop", "le. I")),
+        (TEXT, {**STRINGS, "include_stop": True}, *["Return the current file. I"] * 2, ("stop", "le. I")),
+        # Before min_tokens, neither end tokens nor stop strings end a choice.
+        ("It<|im_end|> is", {"min_tokens": 3, "stop_strings": ("t",)}, "It is", "It<|im_end|> is", ("length", None)),
+    ],
+)
+def test_a_choice_ends_for_a_reason(text, conditions, shown, sampled, reasons):
+    """By its length, an end token, a stop token or a stop string, which is in the text only if that is requested.
 
-    assert len(tokens) == 3
-    assert reasons(tokens) == ("length", None)
+    All sampled ids are kept.
+    """
+    tokens = sampled_tokens(text, **conditions)
 
-
-def test_the_end_of_turn_token_has_no_text():
-    """The end-of-turn token is among the ids, but not in the text."""
-    tokens = sampled_tokens("It is<|im_end|>", max_tokens=9)
-
-    assert [*TOKENIZER.encode("It is"), END] == [token.id for token in tokens]
-    assert text_from(tokens) == "It is"
-    assert reasons(tokens) == ("stop", None)
-
-
-def test_the_end_of_the_turn_precedes_the_length():
-    """An end-of-turn token at max_tokens gives the finish reason stop."""
-    assert reasons(sampled_tokens("It<|im_end|>")) == ("stop", None)
-
-
-def test_a_second_end_token_is_the_stop_reason():
-    """Another end token of the model is the stop reason."""
-    assert reasons(sampled_tokens("It<|endoftext|>")) == ("stop", SECOND_END)
-
-
-def test_a_stop_token_ends_a_choice():
-    """A stop token is among the ids but not in the text, and it is the stop reason."""
-    stop = TOKENIZER.encode(" file")[0]
-    tokens = sampled_tokens(TEXT, stop_token_ids=frozenset([stop]))
-
-    assert text_from(tokens) == "Return the current"
-    assert stop == tokens[-1].id
-    assert ("stop", stop) == reasons(tokens)
-
-
-def test_the_text_of_a_stop_token_can_be_included():
-    """With include_stop_str_in_output the text of a stop token is in the text."""
-    stop = frozenset(TOKENIZER.encode(" file"))
-
-    assert text_from(sampled_tokens(TEXT, stop_token_ids=stop, include_stop=True)) == "Return the current file"
-
-
-def test_nothing_stops_before_min_tokens():
-    """Before min_tokens, neither end tokens nor stop tokens nor stop strings end a choice."""
-    tokens = sampled_tokens("It<|im_end|> is", min_tokens=3, stop_strings=("t",), max_tokens=3)
-
-    assert reasons(tokens) == ("length", None)
-
-
-def test_a_stop_string_cuts_the_text_but_not_the_ids():
-    """A stop string ends a choice: the text ends before it, and all sampled ids are kept."""
-    tokens = sampled_tokens(TEXT, stop_strings=("nowhere", "le. I"))
-
-    assert text_from(tokens) == "Return the current fi"
-    assert TOKENIZER.encode("Return the current file. I") == [token.id for token in tokens]
-    assert reasons(tokens) == ("stop", "le. I")
-
-
-def test_a_stop_string_can_be_included():
-    """With include_stop_str_in_output the text ends after the stop string."""
-    assert text_from(sampled_tokens(TEXT, stop_strings=("le. I",), include_stop=True)) == "Return the current file. I"
+    assert shown == text_from(tokens)
+    assert TOKENIZER.encode(sampled) == [token.id for token in tokens]
+    assert reasons == (tokens[-1].finish_reason, tokens[-1].stop_reason)
 
 
 def test_text_is_held_back_for_stop_strings():
@@ -181,16 +134,11 @@ def test_the_pieces_are_the_text(pieces, size):
     assert text.partition(stop)[0] == text_from(sampled_tokens(text, stop_strings=(stop,)))
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [0, 1, 4])
 def test_alternatives_follow_the_token(count):
     """The first logprob is the token's; the most likely tokens follow, each token once."""
     logprobs = sampled_tokens("It", count)[0].logprobs
 
     assert logprobs[0][0] == "It"
     assert len(logprobs) == len(set(logprobs))
-    assert count <= len(logprobs) <= count + 1
-
-
-def test_without_alternatives_there_is_one_logprob():
-    """Without alternatives a token has its own logprob only."""
-    assert [len(token.logprobs) for token in sampled_tokens("It")] == [1]
+    assert max(count, 1) <= len(logprobs) <= count + 1

@@ -39,11 +39,11 @@ REPLIES = [
     f"Look: {CALL}",
     f"{CALL}\n{CALL}",
     f"{CALL} and {CALL}.",
-    call_text("f", 3),
     OTHER,
     "<tool",
     "</think>",
 ]
+REPLIES.append(call_text("f", 3))
 
 
 @given(st.sampled_from(["Hm.", "", "a<b </thin"]), st.sampled_from(REPLIES), st.lists(st.integers(0, 200)))
@@ -56,14 +56,10 @@ def test_streaming_gives_the_same_reply(reasoning, reply, cuts):
 
 
 def test_a_reply_has_three_parts():
-    """A reply is split into reasoning, content and tool calls."""
+    """A reply is split into reasoning, content and tool calls; without an end of its reasoning it has no content."""
     text = f"<think>Hm.</think>Look: {CALL}"
 
     assert ParsedReply("Look: ", "Hm.", [PARSED]) == parse(text, reasoning=True, tools=True)
-
-
-def test_reasoning_may_not_end():
-    """A reply that ends within its reasoning has no content."""
     assert ParsedReply(None, "Hm") == parse("<think>Hm", reasoning=True, tools=True)
 
 
@@ -92,31 +88,15 @@ def test_a_truncated_call_is_streamed():
 def test_the_name_comes_first():
     """The name of a call is sent once it is complete, then its arguments piece by piece."""
     parser = StreamParser(reasoning=False, tools=True)
-    texts = [
-        "<tool_call>",
-        '{"name": "f',
-        '"',
-        ', "arguments": ',
-        "{",
-        '"a"',
-        ": ",
-        "1",
-        "}",
-        "}",
-        "</tool_call>",
+    pieces = [
+        ("<tool_call>", []),
+        ('{"name": "f', []),
+        ('"', [("f", "")]),
+        (', "arguments": ', []),
+        ("{", [(None, "{")]),
     ]
-    deltas = [[(call.name, call.arguments) for call in parser.feed(text, ended=False).calls] for text in texts]
+    pieces += [('"a"', [(None, '"a"')]), (": ", [(None, ":")]), ("1", [(None, " 1")]), ("}", [(None, "}")])]
+    pieces += [("}", []), ("</tool_call>", [])]
+    deltas = [[(call.name, call.arguments) for call in parser.feed(text, ended=False).calls] for text, _ in pieces]
 
-    assert deltas == [
-        [],
-        [],
-        [("f", "")],
-        [],
-        [(None, "{")],
-        [(None, '"a"')],
-        [(None, ":")],
-        [(None, " 1")],
-        [(None, "}")],
-        [],
-        [],
-    ]
+    assert deltas == [expected for _, expected in pieces]

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.support.pictures import BLUE, RED, image, png, text, url_of
+from tests.support.simulated import HELLO
 
 from proxy.simulator.errors import RequestError
 from proxy.simulator.options import Faults, Options
@@ -48,7 +49,7 @@ def test_a_body_without_text_is_an_error(body):
     assert error.value.status == 400
 
 
-HELLO = [{"role": "user", "content": "Say hello to the world."}]
+CHAT = "/v1/chat/completions"
 IDS = [1, 2, 700, 3]
 WAYS = {"vllm": lambda ids: {"kv_transfer_params": {"prompt_token_ids": ids}}, "sglang": lambda ids: {"input_ids": ids}}
 SHAPES = pytest.mark.parametrize("shape", WAYS)
@@ -84,10 +85,8 @@ async def test_tools_are_parsed_after_ids(shape, start, tools):
     assert 4 == chat["usage"]["prompt_tokens"]
 
 
-async def test_a_vllm_stream_returns_the_ids(start):
-    """The role chunk has the ids of the request."""
-    client = await start(Options())
-    chunks = await client.chat_stream(max_tokens=2, return_token_ids=True, **WAYS["vllm"](IDS))
+async def test_the_role_chunk_of_a_vllm_stream_has_the_ids(engine):
+    chunks = await engine.chat_stream(max_tokens=2, return_token_ids=True, **WAYS["vllm"](IDS))
 
     assert IDS == chunks[0]["prompt_token_ids"]
 
@@ -100,37 +99,33 @@ async def test_a_chat_by_ids_renders_nothing(start):
 
 
 @pytest.mark.parametrize("ids", [[], "1", [1, "2"], [1, True], [-1], [1.0], {}, [10**9]])
-async def test_invalid_ids_are_a_400(ids, start):
+async def test_invalid_ids_are_a_400(ids, engine):
     """An empty list, other values than ids, and ids out of the vocabulary are rejected."""
-    client = await start(Options())
-    async with client.client.post("/v1/chat/completions", json={"messages": HELLO} | WAYS["vllm"](ids)) as response:
-        assert 400 == response.status
+    assert 400 == (await engine.answer(CHAT, {"messages": HELLO} | WAYS["vllm"](ids)))[0]
 
 
 @pytest.mark.parametrize("messages", [5, "a", {"role": "user"}, [5], None])
-async def test_invalid_messages_beside_ids_are_a_400(messages, start):
+async def test_invalid_messages_beside_ids_are_a_400(messages, engine):
     """The type of messages is checked with ids, too."""
-    client = await start(Options())
-    async with client.client.post("/v1/chat/completions", json={"messages": messages} | WAYS["vllm"](IDS)) as response:
-        assert 400 == response.status
+    assert 400 == (await engine.answer(CHAT, {"messages": messages} | WAYS["vllm"](IDS)))[0]
 
 
-async def test_ids_are_ignored_with_echo(start):
+async def test_ids_are_ignored_with_echo(engine):
     """vLLM renders the messages if the request has `echo`, or no ids in its `kv_transfer_params`."""
-    client = await start(Options())
-    rendered = await prompt_ids(client, "vllm")
+    rendered = await prompt_ids(engine, "vllm")
 
-    assert rendered == await prompt_ids(client, "vllm", echo=True, **WAYS["vllm"](IDS))
-    assert rendered == await prompt_ids(client, "vllm", kv_transfer_params={"do_remote_prefill": True})
-    assert rendered == await prompt_ids(client, "vllm", kv_transfer_params=None)
+    for fields in (
+        {"echo": True, **WAYS["vllm"](IDS)},
+        *({"kv_transfer_params": p} for p in ({"do_remote_prefill": True}, None)),
+    ):
+        assert rendered == await prompt_ids(engine, "vllm", **fields)
 
 
-async def test_ids_are_ignored_if_content_is_not_text(start):
+async def test_ids_are_ignored_if_content_is_not_text(engine):
     """vLLM renders the messages of a chat with an image, which this model rejects."""
-    client = await start(Options())
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-    async with client.client.post("/v1/chat/completions", json={"messages": messages} | WAYS["vllm"](IDS)) as response:
-        assert "image_url" in await response.text()
+
+    assert b"image_url" in (await engine.answer(CHAT, {"messages": messages} | WAYS["vllm"](IDS)))[1]
 
 
 @SHAPES
@@ -144,8 +139,7 @@ async def test_faults_of_ids(shape, start):
     faults.prompt_ids = "ignored"
     ignored = await prompt_ids(client, shape, **WAYS[shape](IDS))
     faults.prompt_ids = "rejected"
-    async with client.client.post("/v1/chat/completions", json={"messages": HELLO} | WAYS[shape](IDS)) as response:
-        rejected = response.status
+    rejected, _ = await client.answer(CHAT, {"messages": HELLO} | WAYS[shape](IDS))
     unaffected = await prompt_ids(client, shape)
     faults.prompt_ids = None
 
@@ -197,8 +191,7 @@ async def test_invalid_base64_and_an_image_without_a_url_are_400(start):
     client = await start(Options(image_tokens=4))
     for url in ("data:image/png;base64,@@@", None):
         body = {"messages": [{"role": "user", "content": [image(url)]}]}
-        async with client.client.post("/v1/chat/completions", json=body) as response:
-            assert 400 == response.status
+        assert 400 == (await client.answer(CHAT, body))[0]
 
 
 def test_only_messages_with_images_are_changed():

@@ -23,23 +23,18 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 def test_each_message_is_between_its_tokens():
-    """A message begins with its role and ends with a token; the prompt ends where the assistant's turn begins."""
-    prompt = render([{"role": "system", "content": "Be kind."}, USER])
+    """A message begins with its role and ends with a token; the prompt ends where the assistant's turn begins, if at all.
 
-    assert prompt == ("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    With continue_final_message it ends inside the last message.
+    """
+    user, turn = "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>assistant\n"
+    prefilled = [USER, {"role": "assistant", "content": "Good"}]
 
-
-def test_the_generation_prompt_can_be_disabled():
-    """Without the generation prompt, the prompt ends with the last message."""
-    assert render([USER], add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
-
-
-def test_the_last_message_can_be_continued():
-    """With continue_final_message the prompt ends inside the last message."""
-    messages = [USER, {"role": "assistant", "content": "Good"}]
-    prompt = render(messages, add_generation_prompt=False, continue_final_message=True)
-
-    assert prompt.endswith("<|im_start|>assistant\nGood")
+    assert render([{"role": "system", "content": "Be kind."}, USER]) == (
+        f"<|im_start|>system\nBe kind.<|im_end|>\n{user}{turn}"
+    )
+    assert render([USER], add_generation_prompt=False) == user
+    assert render(prefilled, add_generation_prompt=False, continue_final_message=True) == f"{user}{turn}Good"
 
 
 @pytest.mark.parametrize(
@@ -150,17 +145,8 @@ def test_a_marker_is_found(marker):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "{{ a < b > c }}",
-        "{{ '<|' + role + '|>' }}",
-        "<function=f>",
-        "{# <|x|> #}",
-        "{{ x[1:] }}",
-        "[a]",
-        "[A]",
-        "{{ a[B] }}",
-    ],
-)
+    ["{{ a < b > c }}", "{{ '<|' + role + '|>' }}", "<function=f>", "{# <|x|> #}", "{{ x[1:] }}", "[a]", "[A]", "{{ a[B] }}"],
+)  # fmt: skip
 def test_other_text_is_no_marker(text):
     """Comparisons, slices, comments, and markers that a template composes have no single token."""
     assert [] == markers_of(text, EOS)

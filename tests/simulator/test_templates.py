@@ -5,7 +5,9 @@ import re
 import sys
 
 import aiohttp
+import orjson
 import pytest
+from tests.support.simulated import HELLO
 
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Faults, Options
@@ -13,7 +15,6 @@ from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
 from proxy.simulator.server import make_engine
 from proxy.simulator.tokenizer import load_tokenizer
 
-HELLO = [{"role": "user", "content": "Say hello."}]
 LLAMA = """{{ bos_token }}{% for m in messages %}
 <|start_header_id|>{{ m.role }}<|end_header_id|>
 
@@ -58,7 +59,7 @@ async def test_chat_and_tokenize_use_the_template(shape, start):
     chat = await client.chat(HELLO, return_token_ids=True)
     choice = chat["choices"][0]
     sampled = choice["token_ids" if shape == "vllm" else "response_token_ids"]
-    expected = f"<s><|start_header_id|>user<|end_header_id|>\n\nSay hello.{EOS}"
+    expected = f"<s><|start_header_id|>user<|end_header_id|>\n\nSay hello to the world.{EOS}"
     expected += "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
     keeps_special = {} if shape == "vllm" else {"skip_special_tokens": False}
@@ -102,9 +103,9 @@ async def test_a_request_has_variables_and_a_template(start):
 async def test_an_error_of_the_template_is_a_400(path, start):
     """A template that raises an exception gives a 400 with its text."""
     client = await start(Options(template="{{ raise_exception('no system role') }}"))
-    async with client.client.post(path, json={"messages": HELLO}) as response:
-        assert 400 == response.status
-        assert "no system role" == (await response.json())["error"]["message"]
+    status, raw = await client.answer(path, {"messages": HELLO})
+
+    assert (400, "no system role") == (status, orjson.loads(raw)["error"]["message"])
 
 
 @SHAPES
@@ -142,16 +143,18 @@ async def test_turns_with_calls_can_end_with_another_token(scripted, start, tool
     """`call_eos` ends a turn with a tool call, drawn or scripted; other turns end with `eos`."""
     client = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>", script=scripted))
     ids = {name: load_model("<call><end>", "<end>").tokenizer.id(name) for name in ("<call>", "<end>")}
-    call = (await client.chat(HELLO, tools=tools, return_token_ids=True))["choices"][0]
     unscripted = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>"))
-    text = (await unscripted.chat(HELLO, return_token_ids=True))["choices"][0]
-
-    assert ("tool_calls", ids["<call>"], ids["<call>"]) == (
-        call["finish_reason"],
-        call["token_ids"][-1],
-        call["stop_reason"],
+    call, text = (
+        (choice["finish_reason"], choice["token_ids"][-1], choice["stop_reason"])
+        for chat in (
+            await client.chat(tools=tools, return_token_ids=True),
+            await unscripted.chat(return_token_ids=True),
+        )
+        for choice in chat["choices"]
     )
-    assert ("stop", ids["<end>"], None) == (text["finish_reason"], text["token_ids"][-1], text["stop_reason"])
+
+    assert ("tool_calls", ids["<call>"], ids["<call>"]) == call
+    assert ("stop", ids["<end>"], None) == text
 
 
 async def test_a_script_can_end_a_turn_with_any_eos(start):
@@ -159,10 +162,8 @@ async def test_a_script_can_end_a_turn_with_any_eos(start):
     client = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>", script=script("Hm.<call>x")))
     choice = (await client.chat(HELLO))["choices"][0]
 
-    assert ("Hm.", load_model("<call><end>", "<end>").tokenizer.id("<call>")) == (
-        choice["message"]["content"],
-        choice["stop_reason"],
-    )
+    assert "Hm." == choice["message"]["content"]
+    assert load_model("<call><end>", "<end>").tokenizer.id("<call>") == choice["stop_reason"]
 
 
 @pytest.mark.parametrize(
@@ -193,11 +194,10 @@ async def test_faults_of_tokenize(shape, start):
     faults = Faults()
     client = await start(Options(shape=shape, faults=faults))
     faults.tokenize = 404
-    async with client.client.post("/tokenize", json={"prompt": "a"}) as response:
-        assert 404 == response.status
+    assert 404 == (await client.answer("/tokenize", {"prompt": "a"}))[0]
     faults.tokenize = "hangs"
     with pytest.raises(asyncio.TimeoutError):
-        await client.client.post("/tokenize", json={"prompt": "a"}, timeout=aiohttp.ClientTimeout(0.2))
+        await client.answer("/tokenize", {"prompt": "a"}, timeout=aiohttp.ClientTimeout(0.2))
     faults.tokenize = None
 
     assert 1 == (await client("/tokenize", prompt="a"))["count"]
@@ -210,7 +210,6 @@ async def test_requests_are_counted_by_path(start):
     await client.chat(HELLO)
     await client("/tokenize", prompt="a")
     await client("/tokenize", prompt="b")
-    async with client.client.get("/unknown") as response:
-        assert 404 == response.status
+    assert 404 == (await client.get("/unknown"))[0]
 
     assert {"/v1/chat/completions": 1, "/tokenize": 2, "/unknown": 1} == given.requests

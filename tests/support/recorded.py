@@ -188,3 +188,15 @@ def cut(text: bytes, sizes: Iterable[int]) -> list[bytes]:
         pieces.append(text[position : position + size])
         position += size
     return [*pieces, text[position:]]
+
+
+# Only in one of the two framings, or different between any two runs.
+VOLATILE = ("id", "created", "usage", "prompt_text", "prompt_logprobs", "metrics")
+
+
+def comparable(value: object) -> object:
+    """Return a response without nulls, empty texts and empty lists, and without what differs between any two runs."""
+    if isinstance(value, dict):
+        kept = {key: comparable(inner) for key, inner in value.items() if key not in VOLATILE}
+        return {key: inner for key, inner in kept.items() if inner not in (None, "", [], {})}
+    return [comparable(inner) for inner in value] if isinstance(value, list) else value
