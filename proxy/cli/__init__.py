@@ -1,7 +1,6 @@
 """The command line: `main` defines the commands and options, the other modules implement them.
 
-runner      exit codes; runs coroutines, and turns errors into messages; imports what it needs when it runs
-options     options that several commands share; shell completion of rollout IDs
+runner      exit codes; runs coroutines, and turns errors into messages; shared options; imports what it needs when it runs
 settings    settings from the file and the environment, with command line overrides
 console     output and notes; escaping of control characters; tables, JSON, progress bars
 control     the control API, with the requests of `tokentape`

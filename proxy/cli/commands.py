@@ -1,4 +1,4 @@
-"""What `list`, `show`, `rollout`, `group`, `policy`, `engines` and `open` do: one request or a few, and a table or a line.
+"""What commands of the control API do: one request or a few, and a table, a rendering or a line.
 
 Every request that changes something is idempotent, so that a command can be repeated after its response was lost. Each
 function raises OSError if a request fails.
@@ -14,75 +14,83 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.console import print_json, print_lines, print_note, print_table
 from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.render import RolloutView, StepView, step_lines
-from proxy.cli.tables import engines_table, groups_table, members_table, number, policies_table, rollouts_table
+from proxy.cli.tables import number, table
 from proxy.clock import SystemClock
 from tokentape.transport import LOG
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-Request = Callable[[Control], Awaitable[Any]]
+_MODES: Final = {None: "calls are sent", "wait": "new calls wait", "reject": "new calls are rejected"}
+
+
+async def read(
+    address: ControlAddress,
+    request: Callable[[Control], Awaitable[Any]],
+    print_response: Callable[[Any], None],
+    *,
+    as_json: bool,
+) -> Any:
+    """Send a request, print its response by this function or as JSON, and return it."""
+    LOG.addHandler(NullHandler())  # commands print the warnings of responses
+    async with connected(address) as control:
+        response = await request(control)
+    if as_json:
+        print_json(response)
+    else:
+        print_response(response)
+    return response
+
+
+async def change(
+    address: ControlAddress,
+    request: Callable[[Control], Awaitable[Any]],
+    line: Callable[[Mapping[str, Any]], str],
+    *,
+    as_json: bool,
+) -> Any:
+    """Send a request that changes something, print the line for its response, and return it."""
+
+    def print_line(response: Mapping[str, Any]) -> None:
+        if "warning" in response:
+            print_note(response["warning"], "yellow")
+        print_note(line(response))
+
+    return await read(address, request, print_line, as_json=as_json)
 
 
 async def print_list(
     address: ControlAddress, out: Console, noun: str, limit: int, *, as_json: bool, **filters: str | int | None
 ) -> None:
     """Print rollouts or groups, newest first."""
-    async with connected(address) as control:
-        found, cursor = await control.list_items(noun, limit, **filters)
-    if as_json:
-        print_json({noun: found, "cursor": cursor})
-        return
-    if not found:
-        print_note(f"no {noun}" + (" match the filters" if any(filters.values()) else ""))
-        return
-    build = rollouts_table if noun == "rollouts" else groups_table
-    _print_table(out, *build(found, out.width, SystemClock().now_ms()))
-    if cursor is not None:
-        print_note(f"more than {limit} {noun}; use --limit to list more", "dim")
+
+    def print_page(page: Mapping[str, Any]) -> None:
+        if not page[noun]:
+            print_note(f"no {noun}" + (" match the filters" if any(filters.values()) else ""))
+            return
+        print_rows(out, noun, page)
+        if page["cursor"] is not None:
+            print_note(f"more than {limit} {noun}; use --limit to list more", "dim")
+
+    await read(address, lambda control: control.list_items(noun, limit, **filters), print_page, as_json=as_json)
 
 
-async def print_group(address: ControlAddress, out: Console, group_id: str, *, as_json: bool) -> None:
-    """Print a group and its rollouts."""
-    group = await _requested(address, lambda control: control.group(group_id), as_json=as_json)
-    if not as_json:
-        _print_table(out, *groups_table([group], out.width, SystemClock().now_ms()))
-        print_lines(out, [Text()])
-        _print_table(out, *members_table(group["rollouts"], out.width))
-
-
-async def print_policies(address: ControlAddress, out: Console, *, as_json: bool) -> None:
-    """Print all policies."""
-    found = await _requested(address, Control.policies, as_json=as_json)
-    if not as_json:
-        _print_table(out, *policies_table(found["policies"], out.width))
-
-
-async def print_engines(address: ControlAddress, out: Console, *, as_json: bool) -> None:
-    """Print the engines, which are checked for it."""
-    found = await _requested(address, lambda control: control.send("GET", "/engines"), as_json=as_json)
-    if not as_json:
-        _print_table(out, *engines_table(found["engines"], out.width))
-
-
-async def _requested(address: ControlAddress, request: Request, *, as_json: bool) -> Any:
-    """Return the response to a request; with `as_json`, print it."""
-    LOG.addHandler(NullHandler())  # commands print the warnings of responses
-    async with connected(address) as control:
-        response = await request(control)
-    if as_json:
-        print_json(response)
-    return response
-
-
-def _print_table(out: Console, table: Table, hidden: list[str]) -> None:
-    print_table(out, table)
+def print_rows(out: Console, noun: str, response: Mapping[str, Any]) -> None:
+    """Print the objects in a response as a table that fits the console."""
+    made, hidden = table(noun, response[noun], out.width)
+    print_table(out, made)
     if hidden:
         print_note(f"columns not shown: {', '.join(hidden)}", "dim")
+
+
+def print_group(out: Console, group: Mapping[str, Any]) -> None:
+    """Print a group and its rollouts."""
+    print_rows(out, "groups", {"groups": [group]})
+    print_lines(out, [Text()])
+    print_rows(out, "members", {"members": group["rollouts"]})
 
 
 async def print_rollout(
@@ -98,7 +106,7 @@ async def print_rollout(
     if as_json:
         print_json({"rollout": rollout, "tree": tree, "steps": steps})
         return
-    print_lines(out, RolloutView(rollout, tree, steps, view).lines(SystemClock().now_ms()))
+    print_lines(out, RolloutView(rollout, tree, steps, view).lines())
 
 
 async def print_step(
@@ -136,112 +144,46 @@ def seconds_of(duration: str) -> int:
     return int(number) * _UNITS[unit]
 
 
-async def finish_rollout(address: ControlAddress, rollout_id: str, body: Mapping[str, Any], *, as_json: bool) -> None:
-    """Finish a rollout. Fields that are None are omitted."""
-
-    def line(finished: Mapping[str, Any]) -> str:
-        replacement = finished.get("replaced_by")
-        return _rewarded(finished) + (f"; replaced by {replacement['rollout_id']!r}" if replacement else "")
-
-    await _change(address, lambda control: control.finish_rollout(rollout_id, **body), line, as_json=as_json)
-
-
-async def reward_rollout(address: ControlAddress, rollout_id: str, body: Mapping[str, Any], *, as_json: bool) -> None:
-    """Set rewards of a rollout, its steps or threads. Fields that are None are omitted."""
-
-    def line(rewarded: Mapping[str, Any]) -> str:
-        steps = f", {len(rewarded['step_rewards'])} steps with a reward" if rewarded["step_rewards"] else ""
-        count = len(rewarded.get("thread_rewards", ()))
-        threads = f", {count} thread{'s' * (count > 1)} with a reward" if count else ""
-        return f"{_rewarded(rewarded)}{steps}{threads}"
-
-    await _change(address, lambda control: control.patch_rollout(rollout_id, **body), line, as_json=as_json)
-
-
-async def delete_rollout(address: ControlAddress, rollout_id: str, *, as_json: bool) -> None:
+async def delete(control: Control, rollout_id: str) -> dict[str, Any]:
     """Delete a rollout; report whether it existed, since the response does not."""
-
-    async def delete(control: Control) -> Any:
-        exists = True
-        try:
-            await control.rollout(rollout_id)
-        except Refused as refused:
-            exists = refused.status != NOT_FOUND  # a rollout that cannot be read can be deleted
-        if exists:
-            await control.delete_rollout(rollout_id)
-        return {"rollout_id": rollout_id, "deleted": exists}
-
-    def line(found: Mapping[str, Any]) -> str:
-        return f"rollout {rollout_id!r}: {'deleted' if found['deleted'] else 'does not exist; nothing was deleted'}"
-
-    await _change(address, delete, line, as_json=as_json)
+    exists = True
+    try:
+        await control.rollout(rollout_id)
+    except Refused as refused:
+        exists = refused.status != NOT_FOUND  # a rollout that cannot be read can be deleted
+    if exists:
+        await control.delete_rollout(rollout_id)
+    return {"rollout_id": rollout_id, "deleted": exists}
 
 
-async def requeue_group(address: ControlAddress, group_id: str, body: Mapping[str, Any], *, as_json: bool) -> None:
-    """Put a group into the queue again. Fields that are None are omitted."""
-    await _change(
-        address,
-        lambda control: control.requeue_group(group_id, **body),
-        lambda queued: f"group {group_id!r}: {queued['status']}",
-        as_json=as_json,
-    )
+def deletion_line(found: Mapping[str, Any]) -> str:
+    """Return whether a rollout was deleted."""
+    result = "deleted" if found["deleted"] else "does not exist; nothing was deleted"
+    return f"rollout {found['rollout_id']!r}: {result}"
 
 
-async def set_policy(address: ControlAddress, policy: str, body: Mapping[str, Any], *, as_json: bool) -> None:
-    """Announce the version of a policy. Fields that are None are omitted."""
-
-    def line(announced: Mapping[str, Any]) -> str:
-        epoch = f", epoch {announced['epoch']}" if announced.get("epoch") else ""
-        return f"policy {policy!r}: version {announced['version']}{epoch}"
-
-    await _change(address, lambda control: control.put_policy(policy=policy, **body), line, as_json=as_json)
-
-
-async def pause_policy(
-    address: ControlAddress, policy: str, body: Mapping[str, Any], drain_s: float, *, as_json: bool
-) -> bool:
-    """Pause the calls of a policy and return whether none is in flight."""
-
-    def line(paused: Mapping[str, Any]) -> str:
-        state = "no calls in flight" if paused["drained"] else f"{paused['in_flight']} calls in flight"
-        return f"policy {policy!r}: {_mode(paused)}, {state}"
-
-    paused = await _change(
-        address, lambda control: control.pause(policy=policy, drain_s=drain_s, **body), line, as_json=as_json
-    )
-    return bool(paused["drained"])
-
-
-async def resume_policy(address: ControlAddress, policy: str, *, as_json: bool) -> None:
-    """Resume the calls of a policy."""
-    await _change(
-        address,
-        lambda control: control.resume(policy=policy),
-        lambda resumed: f"policy {policy!r}: {_mode(resumed)}",
-        as_json=as_json,
-    )
-
-
-async def _change(
-    address: ControlAddress, request: Request, line: Callable[[Mapping[str, Any]], str], *, as_json: bool
-) -> Any:
-    """Send a request that changes something, and print the line for its response; return the response."""
-    response = await _requested(address, request, as_json=as_json)
-    if not as_json:
-        if "warning" in response:
-            print_note(response["warning"], "yellow")
-        print_note(line(response))
-    return response
-
-
-def _rewarded(rollout: Mapping[str, Any]) -> str:
+def rollout_line(rollout: Mapping[str, Any]) -> str:
+    """Return the status and the reward of a rollout, and what replaces it."""
     reward = "" if rollout["reward"] is None else f", reward {number(rollout['reward'])}"
-    return f"rollout {rollout['rollout_id']!r}: {rollout['status']}{reward}"
+    replacement = rollout.get("replaced_by")
+    replaced = f"; replaced by {replacement['rollout_id']!r}" if replacement else ""
+    return f"rollout {rollout['rollout_id']!r}: {rollout['status']}{reward}{replaced}"
 
 
-def _mode(policy: Mapping[str, Any]) -> str:
-    mode = policy["mode"]
-    return {None: "calls are sent", "wait": "new calls wait", "reject": "new calls are rejected"}.get(mode, str(mode))
+def rewards_line(rollout: Mapping[str, Any]) -> str:
+    """Return the status of a rollout, and what has rewards."""
+    steps = f", {len(rollout['step_rewards'])} steps with a reward" if rollout["step_rewards"] else ""
+    count = len(rollout.get("thread_rewards", ()))
+    threads = f", {count} thread{'s' * (count > 1)} with a reward" if count else ""
+    return f"{rollout_line(rollout)}{steps}{threads}"
+
+
+def mode_line(policy: Mapping[str, Any]) -> str:
+    """Return what happens to the calls of a policy, and after a pause how many are in flight."""
+    mode = _MODES.get(policy["mode"], str(policy["mode"]))
+    if "drained" not in policy:
+        return mode
+    return f"{mode}, " + ("no calls in flight" if policy["drained"] else f"{policy['in_flight']} calls in flight")
 
 
 async def open_page(url: str, rollout_id: str | None, group_id: str | None) -> None:

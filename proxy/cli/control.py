@@ -77,8 +77,8 @@ class Control(ControlApi):
         """Yield the rows of an export."""
         return self._rows(path)
 
-    async def list_items(self, noun: str, limit: int, **filters: Any) -> tuple[list[dict[str, Any]], str | None]:
-        """Return up to `limit` rollouts or groups that match the filters, and the cursor of the next page or None."""
+    async def list_items(self, noun: str, limit: int, **filters: Any) -> dict[str, Any]:
+        """Return {noun: up to `limit` rollouts or groups that match the filters, cursor: of the next page or None}."""
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:
@@ -86,7 +86,7 @@ class Control(ControlApi):
             found += page[noun]
             cursor = page["cursor"]
             if cursor is None or len(found) >= limit:
-                return found, cursor
+                return {noun: found, "cursor": cursor}
 
     async def texts(self, steps: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[str | None]]:
         """Return the texts of completion tokens that the recorded responses lack, by step ID and position of the choice."""

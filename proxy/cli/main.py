@@ -4,16 +4,19 @@ Each command imports its implementation when it runs, so that `--help` and shell
 """
 
 import math
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from proxy.cli.options import (
+from proxy.cli.runner import (
     DEFAULT_URL,
     AsJson,
     Commands,
     ConfigFile,
+    Exit,
     GroupId,
     OptionalRolloutId,
     PolicyName,
@@ -21,9 +24,12 @@ from proxy.cli.options import (
     ProxyUrl,
     RolloutId,
     StoreUrl,
+    address_of,
+    run,
+    settings_of,
     tokentape,
+    usage_error,
 )
-from proxy.cli.runner import Exit, address_of, run, settings_of, usage_error
 
 _DEFAULT_POLICY: Final = "default"
 _NEGATIVE_NUMBERS: Final = {"ignore_unknown_options": True}  # `rollout reward R -1`: else -1 is an unknown option
@@ -394,10 +400,11 @@ def finish_rollout(
     as_json: AsJson = False,
 ) -> None:
     """Finish a rollout: further calls are rejected. Repeating the command changes nothing."""
-    from proxy.cli.commands import finish_rollout as finish
+    from proxy.cli.commands import change, rollout_line
 
-    body = {"status": status, "reward": _finite(reward), "metadata": _json_object("--metadata", metadata)}
-    run(finish(address_of(url, None, api_key), rollout, body, as_json=as_json))
+    body: Any = {"status": status, "reward": _finite(reward), "metadata": _json_object("--metadata", metadata)}
+    address = address_of(url, None, api_key)
+    run(change(address, lambda control: control.finish_rollout(rollout, **body), rollout_line, as_json=as_json))
 
 
 @rollouts.command("reward", context_settings=_NEGATIVE_NUMBERS)
@@ -418,14 +425,15 @@ def reward_rollout(
     as_json: AsJson = False,
 ) -> None:
     """Set the reward of a rollout, of its steps, of its threads. Repeating the command changes nothing."""
-    from proxy.cli.commands import reward_rollout as set_reward
+    from proxy.cli.commands import change, rewards_line
 
     if reward is None and not step and not thread:
         usage_error("specify the reward of the rollout, of steps with --step, or of threads with --thread")
     steps = dict(_named_reward("--step", text) for text in step or ())
     threads = dict(_named_reward("--thread", text) for text in thread or ())
     body = {"reward": _finite(reward), "step_rewards": steps or None, "thread_rewards": threads or None}
-    run(set_reward(address_of(url, None, api_key), rollout, body, as_json=as_json))
+    address = address_of(url, None, api_key)
+    run(change(address, lambda control: control.patch_rollout(rollout, **body), rewards_line, as_json=as_json))
 
 
 @rollouts.command("delete")
@@ -433,9 +441,10 @@ def delete_rollout(
     rollout: RolloutId, url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False
 ) -> None:
     """Delete a rollout and all its steps. If it does not exist, print that nothing was deleted, and exit with 0."""
-    from proxy.cli.commands import delete_rollout as delete
+    from proxy.cli.commands import change, delete, deletion_line
 
-    run(delete(address_of(url, None, api_key), rollout, as_json=as_json))
+    address = address_of(url, None, api_key)
+    run(change(address, lambda control: delete(control, rollout), deletion_line, as_json=as_json))
 
 
 @groups.command("list")
@@ -465,10 +474,11 @@ def show_group(
     as_json: AsJson = False,
 ) -> None:
     """Show a group: its state, and its rollouts with their rewards."""
-    from proxy.cli.commands import print_group
+    from proxy.cli.commands import print_group, read
     from proxy.cli.console import output
 
-    run(print_group(address_of(url, store, api_key), output(), group, as_json=as_json))
+    address, printed = address_of(url, store, api_key), partial(print_group, output())
+    run(read(address, lambda control: control.group(group), printed, as_json=as_json))
 
 
 @groups.command("requeue")
@@ -486,19 +496,26 @@ def requeue_group(
     as_json: AsJson = False,
 ) -> None:
     """Put a group that was dropped or acknowledged into the queue again. One that was acknowledged is trained again."""
-    from proxy.cli.commands import requeue_group as requeue
+    from proxy.cli.commands import change
 
-    body = {"max_staleness": max_staleness, "policy": policy}
-    run(requeue(address_of(url, None, api_key), group, body, as_json=as_json))
+    run(
+        change(
+            address_of(url, None, api_key),
+            lambda control: control.requeue_group(group, max_staleness=max_staleness, policy=policy),
+            lambda queued: f"group {group!r}: {queued['status']}",
+            as_json=as_json,
+        )
+    )
 
 
 @policies.command("list")
 def list_policies(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False) -> None:
     """List the policies with their versions, and whether their calls are paused."""
-    from proxy.cli.commands import print_policies
+    from proxy.cli.commands import print_rows, read
     from proxy.cli.console import output
 
-    run(print_policies(address_of(url, None, api_key), output(), as_json=as_json))
+    printed = partial(print_rows, output(), "policies")
+    run(read(address_of(url, None, api_key), lambda control: control.policies(), printed, as_json=as_json))
 
 
 @policies.command("set", context_settings=_NEGATIVE_NUMBERS)
@@ -517,10 +534,20 @@ def set_policy(
     as_json: AsJson = False,
 ) -> None:
     """Announce the version of the weights to all processes of the store; steps record it."""
-    from proxy.cli.commands import set_policy as announce
+    from proxy.cli.commands import change
 
-    body = {"version": version, "run": run_id, "new_epoch": new_epoch or None}
-    run(announce(address_of(url, None, api_key), policy, body, as_json=as_json))
+    def line(announced: Mapping[str, Any]) -> str:
+        epoch = f", epoch {announced['epoch']}" if announced.get("epoch") else ""
+        return f"policy {policy!r}: version {announced['version']}{epoch}"
+
+    run(
+        change(
+            address_of(url, None, api_key),
+            lambda control: control.put_policy(version, policy=policy, run=run_id, new_epoch=new_epoch),
+            line,
+            as_json=as_json,
+        )
+    )
 
 
 @policies.command("pause")
@@ -537,12 +564,18 @@ def pause_policy(
     as_json: AsJson = False,
 ) -> None:
     """Pause new calls in all processes of the store. With --drain-s, exit with 3 if calls are still in flight after it."""
-    from proxy.cli.commands import pause_policy as pause
+    from proxy.cli.commands import change, mode_line
 
-    body = {"mode": mode, "in_flight": "abort" if abort else "keep"}
-    address = address_of(url, None, api_key)
-    is_drained = run(pause(address, policy, body, _finite(drain_s) or 0.0, as_json=as_json))
-    if not is_drained and (drain_s or abort):
+    body: Any = {"mode": mode, "in_flight": "abort" if abort else "keep", "drain_s": _finite(drain_s)}
+    paused = run(
+        change(
+            address_of(url, None, api_key),
+            lambda control: control.pause(policy=policy, **body),
+            lambda paused: f"policy {policy!r}: {mode_line(paused)}",
+            as_json=as_json,
+        )
+    )
+    if not paused["drained"] and (drain_s or abort):
         raise typer.Exit(Exit.FOUND)
 
 
@@ -555,18 +588,26 @@ def resume_policy(
     as_json: AsJson = False,
 ) -> None:
     """Resume the calls of a policy."""
-    from proxy.cli.commands import resume_policy as resume
+    from proxy.cli.commands import change, mode_line
 
-    run(resume(address_of(url, None, api_key), policy, as_json=as_json))
+    run(
+        change(
+            address_of(url, None, api_key),
+            lambda control: control.resume(policy=policy),
+            lambda resumed: f"policy {policy!r}: {mode_line(resumed)}",
+            as_json=as_json,
+        )
+    )
 
 
 @app.command("engines")
 def engines(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False) -> None:
     """Check the engines of a running proxy, and show their health, versions, calls and last failures."""
-    from proxy.cli.commands import print_engines
+    from proxy.cli.commands import print_rows, read
     from proxy.cli.console import output
 
-    run(print_engines(address_of(url, None, api_key), output(), as_json=as_json))
+    printed = partial(print_rows, output(), "engines")
+    run(read(address_of(url, None, api_key), lambda control: control.send("GET", "/engines"), printed, as_json=as_json))
 
 
 @app.command("open")

@@ -313,9 +313,9 @@ class RolloutView:
         self._nodes = {node["node"]: node for node in tree["nodes"] if node["step_id"] in self._steps}
         self._view = view
 
-    def lines(self, now_ms: int) -> Iterator[Text]:
+    def lines(self) -> Iterator[Text]:
         """Yield all lines."""
-        yield from header(self._rollout, now_ms)
+        yield from header(self._rollout)
         yield from self._threads()
         if self._view.logprobs:
             yield legend()
@@ -422,7 +422,7 @@ def token_lines(
         yield from block("logprobs", [tokens])
 
 
-def header(rollout: Mapping[str, Any], now_ms: int) -> Iterator[Text]:
+def header(rollout: Mapping[str, Any]) -> Iterator[Text]:
     """Yield the header lines of a rollout."""
     counts, status = rollout["counts"], rollout["status"]
     yield Text.assemble(
@@ -431,7 +431,7 @@ def header(rollout: Mapping[str, Any], now_ms: int) -> Iterator[Text]:
     total = f"{counts['steps']} step{'s' * (counts['steps'] != 1)}"
     steps = f"{total}: {counts['exact']} exact, {counts['flagged']} flagged, {counts['error']} failed"
     drifted = f"; drift: {visible(drift(rollout['drift']))}" if rollout["drift"] else ""
-    ago = age(now_ms - rollout["created_ms"])
+    ago = age(rollout["created_ms"])
     opened = f"; opened {ago if ago == 'now' else f'{ago} ago'}"
     yield Text(f"{steps}; {counts['sampled_tokens']} completion tokens{drifted}{opened}")
     if rollout["metadata"]:

@@ -130,7 +130,7 @@ class Tail:
         if self._only is not None:
             await self._catch_up_with(self._only)
             return
-        rollouts, _ = await self._client.list_items("rollouts", MAX_SEARCHED)
+        rollouts = (await self._client.list_items("rollouts", MAX_SEARCHED))["rollouts"]
         since_ms = (self._since - CLOCK_SKEW_S) * 1000
         for rollout in reversed([rollout for rollout in rollouts if rollout["touched_ms"] >= since_ms]):
             name = rollout["rollout_id"]

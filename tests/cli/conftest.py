@@ -1,13 +1,16 @@
 """A proxy with recorded rollouts, and consoles."""
 
+import asyncio
 import io
 
 import pytest
 from rich.console import Console
 from tests.support.fakes import proxying
+from typer.testing import CliRunner
 
 from proxy.cli.console import output
 from proxy.cli.control import ControlAddress
+from proxy.cli.main import app
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
@@ -45,6 +48,18 @@ async def recorded(call_proxy):
     await call_proxy("POST", "/rollouts/bad/v1/completions", {"prompt": "once", "temperature": -1})
     body = {"prompt": "once", "n": 2, "max_tokens": 4}
     await call_proxy("POST", "/rollouts/choices/v1/completions", body, **{"X-Rollout-Group": "g"})
+
+
+@pytest.fixture
+async def invoke(address):
+    """A function that runs a command against the proxy; it returns the exit code, standard output and standard error."""
+
+    async def run(*words: str, url: str = address.url) -> tuple[int, str, str]:
+        done = await asyncio.to_thread(CliRunner().invoke, app, words, env={"TOKENTAPE_URL": url})
+        assert isinstance(done.exception, SystemExit | None)
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ async def test_lists_are_read_page_by_page_up_to_the_limit(client, call_proxy):
     """Filters shorten pages, so several may be requested; the cursor shows whether more items follow."""
     for number in range(5):
         await call_proxy("POST", "/rollouts", {"rollout_id": f"r{number}", "group_id": "odd" if number % 2 else "even"})
-    found, cursor = await client.list_items("rollouts", 2, group_id="even")
-    assert ["r4", "r2"] == [rollout["rollout_id"] for rollout in found]
-    assert cursor is not None
-    found, cursor = await client.list_items("rollouts", 50, group_id="odd")
-    assert (["r3", "r1"], None) == ([rollout["rollout_id"] for rollout in found], cursor)
+    found = await client.list_items("rollouts", 2, group_id="even")
+    assert ["r4", "r2"] == [rollout["rollout_id"] for rollout in found["rollouts"]]
+    assert found["cursor"] is not None
+    found = await client.list_items("rollouts", 50, group_id="odd")
+    assert (["r3", "r1"], None) == ([rollout["rollout_id"] for rollout in found["rollouts"]], found["cursor"])
 
 
 async def test_steps_are_read_in_order_from_an_index_on(client, recorded):

@@ -307,7 +307,7 @@ async def read(http, address, recorded):
 
 
 def lines(parts, view: StepView | None = None) -> list[Text]:
-    return list(RolloutView(*parts, view or StepView()).lines(now_ms=0))
+    return list(RolloutView(*parts, view or StepView()).lines())
 
 
 def plain(lines) -> str:
@@ -465,7 +465,7 @@ async def test_ids_groups_and_metadata_in_the_header_are_escaped(read):
         "claimed_by": "t\x07",
         "reward": None,
     }
-    shown = plain(header({**rollout, **hostile}, 0))
+    shown = plain(header({**rollout, **hostile}))
 
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -474,7 +474,7 @@ async def test_ids_groups_and_metadata_in_the_header_are_escaped(read):
 
 async def test_the_header_has_the_reason_of_a_rollout_that_exceeded_its_deadline(read):
     rollout, _, _ = await read("demo")
-    shown = plain(header({**rollout, "status": "aborted", "reason": "deadline"}, 0))
+    shown = plain(header({**rollout, "status": "aborted", "reason": "deadline"}))
 
     assert shown.startswith("demo  aborted  reward 0.5  reason deadline")
 

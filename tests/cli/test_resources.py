@@ -5,40 +5,72 @@ import asyncio
 import orjson
 import pytest
 from tests.support.fakes import proxying
-from typer.testing import CliRunner
 
-from proxy.cli.commands import pause_policy
-from proxy.cli.main import app
+from proxy.cli import commands
 from proxy.cli.runner import Exit
+from proxy.rollouts.policy import unknown_staleness
 
 POLICIES = {"student": {"models": ["simulated"]}, "judge": {"models": ["j-*"], "train": False}}
 
 
-@pytest.fixture
-async def invoke(address):
-    """A function that runs a command against the proxy; it returns the exit code, standard output and standard error."""
-
-    async def run(*words: str, url: str = address.url) -> tuple[int, str, str]:
-        done = await asyncio.to_thread(CliRunner().invoke, app, words, env={"TOKENTAPE_URL": url})
-        assert isinstance(done.exception, SystemExit | None)
-        return done.exit_code, done.stdout, done.stderr
-
-    return run
-
-
 async def test_rollouts_are_rewarded_finished_and_deleted(invoke, recorded, call_proxy):
-    """A negative reward is a number and not an option."""
+    """A negative reward is a number and not an option. Each can be repeated; other values are an error."""
     step = (await call_proxy("GET", "/rollouts/choices/steps"))["steps"][0]["step_id"]
     assert (0, "", "rollout 'choices': open, reward -1.5\n") == await invoke("rollout", "reward", "choices", "-1.5")
     code, out, _ = await invoke("rollout", "reward", "choices", "--step", f"{step}=2e-1", "--json")
     assert (0, {step: 0.2}, -1.5) == (code, *map(orjson.loads(out).get, ("step_rewards", "reward")))
-    code, out, _ = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}', "--json")
-    assert (0, "completed", {"task": 1}) == (code, *map(orjson.loads(out).get, ("status", "metadata")))
+    for _ in range(2):
+        code, out, _ = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}', "--json")
+        assert (0, "completed", {"task": 1}) == (code, *map(orjson.loads(out).get, ("status", "metadata")))
+    finished = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}')
+    assert (0, "", "rollout 'choices': completed, reward -1.5\n") == finished
+    rewarded = await invoke("rollout", "reward", "choices", "-1.5")
+    assert (0, "", "rollout 'choices': completed, reward -1.5, 1 steps with a reward\n") == rewarded
     code, _, errors = await invoke("rollout", "finish", "choices", "--status", "failed")
     assert (Exit.FAILED, True) == (code, "409" in errors)
     assert (0, "", "rollout 'choices': deleted\n") == await invoke("rollout", "delete", "choices")
-    missing = "rollout 'choises': does not exist; nothing was deleted\n"
-    assert (0, "", missing) == await invoke("rollout", "delete", "choises")
+    missing = "rollout 'choices': does not exist; nothing was deleted\n"
+    assert (0, "", missing) == await invoke("rollout", "delete", "choices")
+
+
+async def test_ids_of_any_kind_are_encoded(invoke, call_proxy):
+    """As JSON the result is the control API's response."""
+    name = "a/b c#?\u00e4"
+    await call_proxy("POST", "/rollouts", {"rollout_id": name})
+    _, out, _ = await invoke("rollout", "finish", name, "--json")
+    assert ("completed", name) == tuple(map(orjson.loads(out).get, ("status", "rollout_id")))
+    for exists in (True, False):
+        _, out, _ = await invoke("rollout", "delete", name, "--json")
+        assert {"rollout_id": name, "deleted": exists} == orjson.loads(out)
+
+
+async def test_a_rollout_that_cannot_be_read_is_deleted(invoke, address, store):
+    await store.open("damaged", {"metadata": b"{{{"}, now_ms=1)
+
+    assert (0, "", "rollout 'damaged': deleted\n") == await invoke("rollout", "delete", "damaged")
+    assert await store.get("damaged") is None
+
+
+async def test_the_replacement_of_a_failed_member_is_named(invoke, call_proxy):
+    opened = await call_proxy("POST", "/groups", {"group_id": "g", "size": 1, "replace": 1})
+    _, _, errors = await invoke("rollout", "finish", opened["rollouts"][0]["rollout_id"], "--status", "failed")
+
+    assert "; replaced by " in errors
+
+
+async def test_a_group_is_requeued_and_an_open_one_is_refused(invoke, call_proxy):
+    opened = await call_proxy("POST", "/groups", {"group_id": "g/1", "size": 1})
+    code, _, errors = await invoke("group", "requeue", "g/1")
+    assert (Exit.FAILED, True) == (code, "is open" in errors)
+    body = {"status": "completed", "reward": 1.0}
+    await call_proxy("POST", f"/rollouts/{opened['rollouts'][0]['rollout_id']}/finish", body)
+    batch = await call_proxy("POST", "/batches/claim", {"consumer": "c", "min_group": 2})
+    assert [("g/1", "too_few_members")] == [(group["group_id"], group["code"]) for group in batch["dropped"]]
+    for _ in range(2):
+        assert (0, "", "group 'g/1': complete\n") == await invoke("group", "requeue", "g/1", "--max-staleness", "3")
+    _, out, _ = await invoke("group", "requeue", "g/1", "--policy", "default", "--json")
+
+    assert 1 == orjson.loads(out)["requeued"]
 
 
 async def test_groups_are_listed_and_shown(invoke, recorded, call_proxy):
@@ -50,6 +82,39 @@ async def test_groups_are_listed_and_shown(invoke, recorded, call_proxy):
     code, out, _ = await invoke("group", "show", "h", "--json")
     assert (0, 2) == (code, len(orjson.loads(out)["rollouts"]))
     assert Exit.FAILED == (await invoke("group", "show", "none"))[0]
+
+
+async def test_a_policy_is_announced_paused_and_resumed(address, invoke, call_proxy, http):
+    """A version that is no number has a warning."""
+    _, _, errors = await invoke("policy", "pause", "--mode", "reject", "--drain-s", "5")
+    assert "policy 'default': new calls are rejected, no calls in flight\n" == errors
+    async with http.post(f"{address.url}/v1/completions", json={"prompt": "once"}) as refused:
+        assert 429 == refused.status
+    lines = [(await invoke("policy", *words))[2] for words in (("set", "7"), ("set", "-7", "--run", "a"), ("resume",))]
+    async with http.post(f"{address.url}/v1/completions", json={"prompt": "once"}) as answered:
+        assert 200 == answered.status
+
+    assert "-7" == (await call_proxy("GET", "/policies"))["policies"][0]["version"]
+    assert [
+        "policy 'default': version 7\n",
+        f"{unknown_staleness('-7')}\npolicy 'default': version -7, epoch 1\n",
+        "policy 'default': calls are sent\n",
+    ] == lines
+    code, _, errors = await invoke("policy", "set", "1", "--policy", "no/such")
+    assert (Exit.FAILED, True) == (code, "404" in errors)
+
+
+async def test_a_pause_with_a_call_in_flight_is_not_drained(address, invoke, http):
+    slow = {"prompt": "once", "max_tokens": 20_000, "ignore_eos": True}
+    call = asyncio.create_task(http.post(f"{address.url}/rollouts/r/v1/completions", json=slow))
+    while b"tokentape_in_flight_calls 1.0" not in await (await http.get(f"{address.url}/metrics")).read():
+        assert not call.done()
+    assert (0, "", "policy 'default': new calls wait, 1 calls in flight\n") == await invoke("policy", "pause")
+    call.cancel()
+    await asyncio.wait([call])
+    assert (0, "", "policy 'default': new calls wait, no calls in flight\n") == (
+        await invoke("policy", "pause", "--drain-s", "30")
+    )
 
 
 async def test_policies_are_listed_announced_paused_and_resumed(store, address, invoke):
@@ -74,10 +139,10 @@ async def test_policies_are_listed_announced_paused_and_resumed(store, address, 
 @pytest.mark.parametrize(("options", "code"), [((), 0), (("--drain-s", "1"), 3), (("--abort",), 3)])
 async def test_a_pause_with_calls_in_flight_is_3_if_they_should_have_ended(invoke, monkeypatch, options, code):
     async def undrained(*_, as_json):
-        assert pause_policy
-        return False
+        return {"drained": False}
 
-    monkeypatch.setattr("proxy.cli.commands.pause_policy", undrained)
+    assert commands.change
+    monkeypatch.setattr(commands, "change", undrained)
 
     assert code == (await invoke("policy", "pause", *options))[0]
 
