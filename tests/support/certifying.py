@@ -3,11 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.cli.certify import make_suite
 from proxy.cli.certify.access import access_to
 from proxy.cli.certify.certificate import Cell
 from proxy.cli.certify.shapes import SHAPES
-from proxy.cli.certify.suite import Suite
+from proxy.cli.certify.suite import Suite, make_suite
 from proxy.config.settings import load
 
 LIMIT_S = 100.0
@@ -24,4 +23,4 @@ async def run_shape(suite: Suite, name: str, *, stream: bool = False) -> Cell:
     """Run the shape with this name."""
     kind = suite.kind
     (shape,) = (shape for shape in SHAPES if shape.name == name and shape.is_for(kind))
-    return await suite.run(shape, stream=stream)
+    return await suite.result(suite.run(shape, stream=stream))

@@ -47,6 +47,14 @@ class Cell:
     fix: str = ""
 
 
+class Ended(Exception):
+    """Ends a test with a result."""
+
+    def __init__(self, verdict: Verdict, why: str = "", problems: tuple[str, ...] = ()) -> None:
+        self.cell = Cell(verdict, why, problems)
+        super().__init__(why)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """The results of one shape, unstreamed and streamed; None: it has no such mode."""
@@ -68,25 +76,15 @@ class Scores:
 
     sequences: int = 0
     tokens: int = 0
-    total: float = 0.0
+    mean: float | None = None
     max: float = 0.0
     reason: str = ""  # why nothing was
 
     def add(self, tokens: int, mean: float, most: float) -> None:
         """Add a sequence."""
+        total = (self.mean or 0.0) * self.tokens + mean * tokens
         self.sequences, self.tokens = self.sequences + 1, self.tokens + tokens
-        self.total, self.max = self.total + mean * tokens, max(self.max, most)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON; without tokens, with the reason."""
-        mean = self.total / self.tokens if self.tokens else None
-        return {
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "mean": mean,
-            "max": self.max,
-            "reason": self.reason,
-        }
+        self.mean, self.max = total / self.tokens, max(self.max, most)
 
 
 @dataclass(slots=True)
@@ -147,7 +145,7 @@ class Certificate:
             "ended": self.ended,
             "counts": dict(sorted(self.counts.items())),
             "rows": [asdict(row) for row in self.rows],
-            "scores": self.scores.to_json(),
+            "scores": asdict(self.scores),
             "badge": self.badge,
         }
 
@@ -162,15 +160,17 @@ def results_of(certificate: dict[str, Any]) -> list[str]:
     ]
 
 
-def sentences(cells: Iterable[Cell | dict[str, Any]]) -> list[tuple[str, str]]:
+def sentences(cells: Iterable[Cell]) -> list[tuple[str, str]]:
     """Return the distinct pairs of sentence and advice of cells."""
-    pairs = ((cell["why"], cell["fix"]) if isinstance(cell, dict) else (cell.why, cell.fix) for cell in cells)
-    return list(dict.fromkeys(pair for pair in pairs if any(pair)))
+    return list(dict.fromkeys((cell.why, cell.fix) for cell in cells if cell.why or cell.fix))
 
 
 _NAME: Final = 36  # cells
 _CELL: Final = 12
-_COLORS: Final = {"exact": "green", "ok": "green", "flagged": "yellow", "forks": "yellow", "not run": "yellow"}
+_COLORS: Final = {
+    "exact": "green", "ok": "green", "flagged": "yellow", "forks": "yellow", "not run": "yellow",
+    **dict.fromkeys(FAULTS, "bold red"),
+}  # fmt: skip
 
 
 def print_certificate(certificate: Certificate, out: Console) -> None:
@@ -187,26 +187,19 @@ def _lines(certificate: Certificate) -> Iterator[Text]:
         if row.topic != topic:
             yield Text(row.topic, "bold")
             topic = row.topic
-        yield from _row(row)
+        pairs = [
+            (cell.verdict, _COLORS.get(cell.verdict, "")) if cell else ("", "") for cell in (row.whole, row.streamed)
+        ]
+        cells = [(f"{verdict:{_CELL}}", color) for verdict, color in pairs]
+        yield Text.assemble(f"  {row.name:{_NAME - 2}}", *cells)
+        for why, fix in sentences(row.cells):
+            if why:
+                yield Text(f"    {visible(why)}", "dim")
+            if fix:
+                yield Text(f"    -> {visible(fix)}")
     yield Text("")
     yield from _summary(certificate)
     yield Text(visible(certificate.badge), "bold green" if certificate.is_safe else "bold red")
-
-
-def _row(row: Row) -> Iterator[Text]:
-    yield Text.assemble(f"  {row.name:{_NAME - 2}}", _cell(row.whole), _cell(row.streamed))
-    for why, fix in sentences(row.cells):
-        if why:
-            yield Text(f"    {visible(why)}", "dim")
-        if fix:
-            yield Text(f"    -> {visible(fix)}")
-
-
-def _cell(cell: Cell | None) -> tuple[str, str]:
-    if cell is None:
-        return f"{'':{_CELL}}", ""
-    color = "bold red" if cell.verdict in FAULTS else _COLORS.get(cell.verdict, "")
-    return f"{cell.verdict:{_CELL}}", color
 
 
 def _summary(certificate: Certificate) -> Iterator[Text]:
@@ -215,10 +208,8 @@ def _summary(certificate: Certificate) -> Iterator[Text]:
             yield Text(f"{count:4} {verdict:{_CELL}}{MEANINGS[verdict]}")
     scores, facts = certificate.scores, certificate.facts
     if scores.tokens:
-        mean = scores.total / scores.tokens
-        yield Text(
-            f"{scores.tokens} tokens scored again: difference of logprobs {mean:.2g} (mean), {scores.max:.2g} (max)"
-        )
+        difference = f"difference of logprobs {scores.mean:.2g} (mean), {scores.max:.2g} (max)"
+        yield Text(f"{scores.tokens} tokens scored again: {difference}")
     else:
         yield Text(f"no tokens were scored again: {visible(scores.reason or 'none could be compared')}")
     if not facts.get("seeds"):

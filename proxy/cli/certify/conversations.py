@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from proxy.cli.certify.access import Answer
-from proxy.cli.certify.certificate import Cell
+from proxy.cli.certify.certificate import Cell, Ended
 from proxy.cli.certify.comparing import payloads
 from proxy.cli.certify.shapes import (
     CALL,
@@ -30,7 +30,7 @@ from proxy.cli.certify.shapes import (
     biased,
     constraint,
 )
-from proxy.cli.certify.suite import Suite
+from proxy.cli.certify.suite import Suite, served
 from proxy.continuation.types import REASONS
 
 _TURNS: Final = 3
@@ -38,7 +38,7 @@ _LONG_S: Final = 5.0  # of a call that is interrupted
 _LONGEST: Final = (64, 1500)  # tokens of it
 _SEEN: Final = 3  # events after which it is
 _PROOF_S: Final = 0.5  # a stream that lasts so much longer was not complete at the engine when it was interrupted
-_TOO_FAST: Final = Cell("not run", "the call ended before it could be interrupted")
+_TOO_FAST: Final = "the call ended before it could be interrupted"
 _MIN_GAP: Final = 0.1  # between the logprobs that are compared: more than the noise of a precision
 _BETWEEN: Final = 1.5  # ratios of differences: 1 before the temperature, 2 after it
 _MAX_SUM: Final = 1.01  # of probabilities
@@ -51,24 +51,16 @@ _SENTENCE: Final = constraint("[A-Za-z ,.]{5,40}", "root ::= [A-Za-z ,.]{5,40}")
 _ENDS: Final = {"logit_bias": {END_OF_TURN: 8.0, END_OF_TEXT: -100.0}, **THINKING_OFF}
 
 
-class NotServed(Exception):
-    """The engine does not serve a part of a conversation; the message is its reason."""
-
-
 async def continued(suite: Suite, mode: str, *, tools: bool, stream: bool) -> Cell:
     """Hold a conversation in a mode of continuation; return whether it stays one sequence."""
     rollout = suite.new_rollout()
     opened = await suite.access.proxy.post("/rollouts", {"rollout_id": rollout, "continuation": mode})
     if opened.status >= 300:
         return Cell("failed", f"TokenTape returns {opened.status}: {opened.message}")
-    try:
-        await _talk(suite, f"/rollouts/{rollout}{CHAT}", tools=tools, stream=stream)
-    except NotServed as error:
-        return Cell("not served", str(error))
+    await _talk(suite, f"/rollouts/{rollout}{CHAT}", tools=tools, stream=stream)
     steps = await suite.steps(rollout)
     for step in steps:
-        if (cell := suite.flags(CHAT, step["request"], step)) is not None:
-            return cell
+        suite.check_flags(CHAT, step["request"], step)
     reasons: list[str] = []
     for before, step in itertools.pairwise(steps):
         shown = step["extra"].get("continuation") or {}
@@ -77,15 +69,14 @@ async def continued(suite: Suite, mode: str, *, tools: bool, stream: bool) -> Ce
             reasons.append(shown.get("reason", "unsupported"))
         elif step["prompt_ids"][: len(kept)] != kept:
             return Cell("wrong", "a continued prompt does not begin with the recorded ids")
-    if (cell := await suite.scored(rollout)) is not None:
-        return cell
+    await suite.check_scores(rollout)
     found = tuple(dict.fromkeys(reasons))
     why = " ".join(REASONS.get(reason, reason) for reason in found)  # type: ignore[call-overload]
     return Cell("forks", f"{len(reasons)} of {len(steps) - 1} later calls: {why}", found) if reasons else Cell("exact")
 
 
 async def _talk(suite: Suite, path: str, *, tools: bool, stream: bool) -> None:
-    """Send the messages back as text, as agents do. Raises NotServed."""
+    """Send the messages back as text, as agents do."""
     calling = await _calling(suite) if tools else {}
     sentence = _SENTENCE.get(suite.kind, {})
     messages: list[Any] = list(QUESTION)
@@ -102,14 +93,14 @@ async def _talk(suite: Suite, path: str, *, tools: bool, stream: bool) -> None:
 
 
 async def _calling(suite: Suite) -> Body:
-    """Return the request fields that make the engine respond with a tool call. Raises NotServed."""
+    """Return the request fields that make the engine respond with a tool call."""
     regex = constraint(CALL, "").get(suite.kind, {})
     for fields in (regex, {"tool_choice": "required"}):
         body = _turn(suite, QUESTION, 0, {"tools": [TOOL], **fields})
-        with suppress(NotServed):
+        with suppress(Ended):
             if (_read_reply(await suite.access.engine.post(CHAT, body))).get("tool_calls"):
                 return fields
-    raise NotServed("the engine parses no tool call: it needs the tool parser of its model")
+    raise Ended("not served", "the engine parses no tool call: it needs the tool parser of its model")
 
 
 def _turn(suite: Suite, messages: list[Any], turn: int, more: Body) -> Body:
@@ -118,9 +109,8 @@ def _turn(suite: Suite, messages: list[Any], turn: int, more: Body) -> Body:
 
 
 def _read_reply(answer: Answer) -> Body:
-    """Return the message of a response as an agent sends it back. Raises NotServed if there is none."""
-    if answer.status != OK:
-        raise NotServed(f"the engine returns {answer.status}: {answer.message}")
+    """Return the message of a response as an agent sends it back. Raises Ended if there is none."""
+    served(answer)
     content, calls = "", dict[int, Body]()
     try:
         for event in payloads(answer.content_type, answer.body):
@@ -134,7 +124,7 @@ def _read_reply(answer: Answer) -> Body:
                     for name in ("name", "arguments"):
                         kept[name] += call["function"].get(name) or ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotServed(f"the engine's response has no message: {error!r}") from error
+        raise Ended("not served", f"the engine's response has no message: {error!r}") from error
     functions = [
         {"id": call["id"], "type": "function", "function": {name: call[name] for name in ("name", "arguments")}}
         for call in calls.values()
@@ -146,9 +136,7 @@ async def left(suite: Suite) -> Cell:
     """Leave a stream; return whether the received tokens are recorded."""
     rollout = suite.new_rollout()
     body = _long(suite, CHAT, {"messages": QUESTION, "max_tokens": _tokens(suite)})
-    shown = await suite.access.proxy.post(f"/rollouts/{rollout}{CHAT}", body, events=_SEEN)
-    if shown.status != OK:
-        return Cell("not served", f"the engine returns {shown.status}: {shown.message}")
+    served(await suite.access.proxy.post(f"/rollouts/{rollout}{CHAT}", body, events=_SEEN))
     step = await _stored(suite, rollout)
     counts = [(len(choice["ids"]), len(choice["logprobs"])) for choice in step["choices"]]
     if step["status"] == "complete":
@@ -185,9 +173,7 @@ async def logprobs_mode(suite: Suite) -> Cell:
     for sampling in ({"temperature": 1}, {"temperature": 0.5}, {"temperature": 1, "top_k": 1}):
         body = {"model": suite.model, "messages": QUESTION, "seed": SEED, "max_tokens": 1, **THINKING_OFF}
         answer = await suite.access.engine.post(CHAT, {**body, "logprobs": True, "top_logprobs": 5, **sampling})
-        if answer.status != OK:
-            return Cell("not served", f"the engine returns {answer.status}: {answer.message}")
-        alternatives.append(_alternatives(answer.json()))
+        alternatives.append(_alternatives(served(answer).json()))
     mode = measured_mode(*alternatives)
     if mode is None:
         return Cell("not served", "the likely tokens in the engine's responses do not show it")
@@ -291,17 +277,16 @@ async def new_version(suite: Suite) -> Cell:
 
     ((path, body),) = _native(suite, tokens=_tokens(suite))
     try:
-        cell, step, rest_s = await _interrupted(suite, path, body, change)
+        step, rest_s = await _interrupted(suite, path, body, change)
     finally:
         await suite.access.restoring.post(_UPDATE, {"new_version": before, "abort_all_requests": False})
-    if cell is not None:
-        return cell
     versions = [span["policy_version"] for choice in step["choices"] for span in choice["spans"]]
     if versions == [before] and rest_s < _PROOF_S:
-        return _TOO_FAST
+        return Cell("not run", _TOO_FAST)
     if versions != [before, _OTHER]:
         return Cell("wrong", f"the step has versions {versions}, the engine had {[before, _OTHER]}")
-    return suite.flags(path, body, step) or Cell("exact")
+    suite.check_flags(path, body, step)
+    return Cell("exact")
 
 
 async def paused(suite: Suite) -> Cell:
@@ -315,10 +300,11 @@ async def paused(suite: Suite) -> Cell:
 
     body = {"prompt": IDS, "max_tokens": _tokens(suite)}
     try:
-        cell, step, _ = await _interrupted(suite, COMPLETIONS, body, pause)
+        step, _ = await _interrupted(suite, COMPLETIONS, body, pause)
     finally:
         await suite.access.restoring.post(*routes.resume)  # also if this run ends within the pause
-    return cell or suite.flags(COMPLETIONS, body, step) or Cell("exact")
+    suite.check_flags(COMPLETIONS, body, step)
+    return Cell("exact")
 
 
 async def aborted(suite: Suite) -> Cell:
@@ -327,14 +313,12 @@ async def aborted(suite: Suite) -> Cell:
     body = {"prompt": IDS, "max_tokens": _tokens(suite)}
     try:
         abort = routes.abort
-        cell, step, rest_s = await _interrupted(suite, COMPLETIONS, body, lambda: suite.access.engine.post(*abort))
+        step, rest_s = await _interrupted(suite, COMPLETIONS, body, lambda: suite.access.engine.post(*abort))
     finally:
         await suite.access.restoring.post(*routes.resume)
-    if cell is not None:
-        return cell
     counts = [(len(choice["ids"]), len(choice["logprobs"])) for choice in step["choices"]]
     if step["fidelity"]["exact"] and rest_s < _PROOF_S:
-        return _TOO_FAST
+        return Cell("not run", _TOO_FAST)
     if "aborted" not in step["fidelity"]["problems"] or any(ids != logprobs for ids, logprobs in counts):
         return Cell("wrong", f"the step has {counts} ids and logprobs, and problems {step['fidelity']['problems']}")
     return Cell("ok", "the step is flagged as aborted, with the ids until then")
@@ -342,25 +326,19 @@ async def aborted(suite: Suite) -> Cell:
 
 async def _interrupted(
     suite: Suite, path: str, body: Body, act: Callable[[], Awaitable[Answer]]
-) -> tuple[Cell | None, dict[str, Any], float]:
-    """Stream a call, act within it, and return its step, or a cell if this was not possible; and how long the stream lasted
-    after the act, in seconds.
-    """
+) -> tuple[dict[str, Any], float]:
+    """Stream a call, act within it, and return its step, and how long the stream lasted after the act, in seconds."""
     rollout = suite.new_rollout()
     seen, answer, acted = 0, None, 0.0
     async with suite.access.proxy.stream(f"/rollouts/{rollout}{path}", _long(suite, path, body)) as (status, lines):
         if status != OK:
-            return Cell("failed", f"TokenTape returns {status} for {path}"), {}, 0.0
+            raise Ended("failed", f"TokenTape returns {status} for {path}")
         async for line in lines:
             seen += line.startswith(b"data:")
             if seen == _SEEN and answer is None:
                 answer, acted = await act(), monotonic()
     rest_s = monotonic() - acted
     if answer is None:
-        return _TOO_FAST, {}, rest_s
-    if answer.status != OK:
-        return Cell("not served", f"the engine returns {answer.status}: {answer.message}"), {}, rest_s
-    steps = await suite.steps(rollout)
-    if len(steps) != 1:
-        return Cell("wrong", f"{len(steps)} steps are recorded of one call"), {}, rest_s
-    return None, steps[0], rest_s
+        raise Ended("not run", _TOO_FAST)
+    served(answer)
+    return await suite.only_step(rollout), rest_s

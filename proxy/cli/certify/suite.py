@@ -1,12 +1,15 @@
 """The suite: each shape is sent to the engine alone and through TokenTape, and the recorded step is verified."""
 
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from http.client import BAD_REQUEST, FORBIDDEN, METHOD_NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, OK, UNPROCESSABLE_ENTITY
+from importlib.metadata import version
+from time import monotonic
 from typing import Any, Final
 
 from proxy.cli.certify.access import Access, Answer, Unanswered
-from proxy.cli.certify.certificate import Cell, Certificate
+from proxy.cli.certify.certificate import Cell, Certificate, Ended
 from proxy.cli.certify.comparing import (
     ASKING,
     Merged,
@@ -19,21 +22,23 @@ from proxy.cli.certify.comparing import (
     sampled_ids,
     short,
 )
-from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
+from proxy.cli.certify.shapes import CHAT, QUESTION, SEED, SGLANG_GENERATE, TOKENS, WORDS, Body, Shape
+from proxy.cli.check.engines import model_names
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.engines.base import QUIRK_CODES, CallOptions, Quirk, Traits
+from proxy.protocols.engines.base import QUIRK_CODES, CallOptions, Traits
 from proxy.rollouts.scoring.audit import NOT_SCORED, AuditLog, AuditOptions, Result, audit_rows
-from proxy.rollouts.scoring.requests import Scorer
+from proxy.rollouts.scoring.requests import NotScored, Scorer, find_scorer
 from proxy.trajectory.fidelity import describe
 
 _REFUSALS: Final = frozenset(
     {BAD_REQUEST, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, UNPROCESSABLE_ENTITY, NOT_IMPLEMENTED}
 )
+_TOKENIZERS: Final = {"vllm": "/tokenize", "sglang": "/v1/tokenize", "llamacpp": "/tokenize"}
+_DETECTIONS: Final = 5
+_SAMPLED: Final = 16  # tokens of a call that is measured
 _LEAST: Final = 8  # tokens of a reply
-_FAST: Final = (
-    50  # tokens per second; a slower engine gets shorter replies, so that the suite takes less than three minutes
-)
+_FAST: Final = 50  # tokens per second; a slower engine gets shorter replies: the suite takes less than three minutes
 # Times the tolerance, on average over a row and for one token. In bfloat16, what vLLM 0.32 scores and what it sampled differ by
 # up to 0.07 on average over 23 tokens, and by up to 0.28. A wrong token, and those in its context, differ by more.
 _SMALL, _SMALL_ALONE = 20, 100
@@ -50,7 +55,7 @@ class Gone(Exception):
 
 @dataclass
 class Suite:
-    """Runs shapes against an engine. Each method returns a cell, or raises `Gone`."""
+    """Runs shapes against an engine. Each method returns a cell, or raises `Ended` with one."""
 
     access: Access
     certificate: Certificate
@@ -85,167 +90,162 @@ class Suite:
             body["max_tokens"] = max(_LEAST, min(TOKENS, int(TOKENS * self.tokens_per_s / _FAST)))
         return body | ({"stream": True} if stream else {})
 
-    async def run(self, shape: Shape, *, stream: bool) -> Cell:
-        """Run a shape."""
+    async def result(self, test: Awaitable[Cell]) -> Cell:
+        """Return the result of a test, which is a failure if the engine or TokenTape does not answer as it must.
+
+        Raises Gone if the engine does not answer other requests either, or was too slow twice in a row.
+        """
         try:
-            cell = await self._run(shape, stream=stream)
+            cell = await test
+        except Ended as ended:
+            cell = ended.cell
         except Unanswered as error:
-            await self.is_gone(error)
+            self._slow = self._slow + 1 if error.is_slow else 0
+            if self._slow > 1:
+                raise Gone(str(error)) from error
+            try:
+                await self.access.engine.get("/v1/models")
+            except Unanswered as another:
+                raise Gone(str(another)) from error
             return Cell("failed", str(error))
+        except TimeoutError:
+            return Cell("failed", "TokenTape stored no step in time")
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            return Cell("failed", f"a response or a step lacks what it must have: {error!r}")
         self._slow = 0
         return cell
 
-    async def is_gone(self, error: Unanswered) -> None:
-        """Raise Gone if the engine does not answer other requests either, or was too slow twice in a row."""
-        self._slow = self._slow + 1 if error.is_slow else 0
-        if self._slow > 1:
-            raise Gone(str(error)) from error
-        try:
-            await self.access.engine.get("/v1/models")
-        except Unanswered as another:
-            raise Gone(str(another)) from error
-
-    async def _run(self, shape: Shape, *, stream: bool) -> Cell:
+    async def run(self, shape: Shape, *, stream: bool) -> Cell:
+        """Run a shape."""
         body = self.body_of(shape, stream=stream)
         rollout = self.new_rollout()
         through = f"/rollouts/{rollout}{shape.path}"
         if shape.treatment == "translated":
-            shown = await self.access.proxy.post(through, body)
-            return await self._recorded(shape, body, rollout) if shown.status == OK else _refused(shown)
+            served(await self.access.proxy.post(through, body))
+            return await self._recorded(shape, body, rollout)
         alone = await self.access.engine.post(shape.path, body)
         if shape.treatment == "refused":
             return _same_error(alone, await self.access.proxy.post(through, body))
         if alone.status in _REFUSALS:
-            return _refused(alone)
+            served(alone)
         if alone.status != OK:
             return Cell("failed", f"the engine returns {alone.status}: {alone.message}")
         shown = await self.access.proxy.post(through, body)
         if shown.status != OK:
-            return Cell(
-                "differs", f"the engine alone returns {alone.status}, TokenTape {shown.status}: {shown.message}"
-            )
-        other = await self._compare(shape, body, alone, shown)
-        if other is not None and other.verdict == "failed":
-            return other
-        recorded = await self._recorded(shape, body, rollout)
-        if other is None or recorded.verdict == "wrong":
-            return recorded
-        return Cell(other.verdict, other.why, recorded.problems)
+            why = f"the engine alone returns {alone.status}, TokenTape {shown.status}: {shown.message}"
+            return Cell("differs", why)
+        other = await self._difference(shape, body, alone, shown)
+        try:
+            recorded = await self._recorded(shape, body, rollout)
+        except Ended as ended:
+            recorded = ended.cell
+        return Cell("differs", other, recorded.problems) if other and recorded.verdict != "wrong" else recorded
 
-    async def _compare(self, shape: Shape, body: Body, alone: Answer, shown: Answer) -> Cell | None:
-        """Return how the agent's response differs from the engine's own; None if it does not."""
+    async def _difference(self, shape: Shape, body: Body, alone: Answer, shown: Answer) -> str:
+        """Return how the agent's response differs from the engine's own; empty if it does not."""
+        expected = self._read(shape, body, alone, "the engine's response")
+        try:
+            actual = self._read(shape, body, shown, "the response through TokenTape")
+        except Ended as ended:
+            return ended.cell.why
+        if are_equal(expected, actual):
+            return ""
+        again = await self.access.engine.post(shape.path, body)
+        second = self._read(shape, body, again, "the engine's second response")
+        if are_equal(second, actual):
+            return ""
+        if not are_equal(second, expected) and formats(actual) <= formats(expected) | formats(second):
+            self.certificate.facts["compared_by_format"] = self.certificate.facts.get("compared_by_format", 0) + 1
+            return ""
+        return difference(expected, actual)
+
+    def _read(self, shape: Shape, body: Body, answer: Answer, name: str) -> Merged:
+        """Return the contents of a response. Raises Ended if it cannot be read."""
         is_stream = bool(body.get("stream"))
         is_replayed = is_stream and "replay" in self.certificate.facts["streams"].values()
-
-        def read(answer: Answer) -> Merged:
+        try:
             values = payloads(answer.content_type, answer.body)
             if is_stream and shape.path == SGLANG_GENERATE:
                 values = last_events(values)
             found = merged(values, is_stream=is_stream)
-            # A replayed stream has the logprobs that the engine's own stream loses.
-            return {path: value for path, value in found.items() if not (is_replayed and "logprobs" in path)}
-
-        try:
-            expected = read(alone)
         except ValueError as error:
-            return Cell("failed", f"the engine's response cannot be read: {error}")
-        try:
-            actual = read(shown)
-        except ValueError as error:
-            return Cell("differs", f"the response through TokenTape cannot be read: {error}")
-        if are_equal(expected, actual):
-            return None
-        again = await self.access.engine.post(shape.path, body)
-        try:
-            second = read(again)
-        except ValueError as error:
-            return Cell("failed", f"the engine's second response cannot be read: {error}")
-        if are_equal(second, actual):
-            return None
-        if not are_equal(second, expected) and formats(actual) <= formats(expected) | formats(second):
-            self.certificate.facts["compared_by_format"] = self.certificate.facts.get("compared_by_format", 0) + 1
-            return None
-        return Cell("differs", difference(expected, actual))
+            raise Ended("failed", f"{name} cannot be read: {error}") from error
+        # A replayed stream has the logprobs that the engine's own stream loses.
+        return {path: value for path, value in found.items() if not (is_replayed and "logprobs" in path)}
 
     async def _recorded(self, shape: Shape, body: Body, rollout: str) -> Cell:
-        """Return whether the step of this call is exact, after comparing and scoring its ids."""
-        steps = await self.steps(rollout)
-        if len(steps) != 1:
-            return Cell("wrong", f"{len(steps)} steps are recorded of one call")
-        if (cell := self.flags(shape.path, body, steps[0])) is not None:
-            return cell
-        if (cell := await self._other_ids(shape, steps[0])) is not None:
-            return cell
-        if self.logprobs_mode == "processed_logprobs" and _TRUNCATING & body.keys():
-            return Cell("exact")  # its logprobs are of the kept tokens only, and scores are of all
-        return await self.scored(rollout) or Cell("exact")
+        """Verify that the step of this call is exact, by comparing and scoring its ids."""
+        step = await self.only_step(rollout)
+        self.check_flags(shape.path, body, step)
+        await self._check_ids(shape, step)
+        # Truncated logprobs are of the kept tokens only, and scores are of all.
+        if not (self.logprobs_mode == "processed_logprobs" and _TRUNCATING & body.keys()):
+            await self.check_scores(rollout)
+        return Cell("exact")
 
     async def steps(self, rollout: str) -> list[dict[str, Any]]:
         """Return the recorded steps of a rollout. Raises Unanswered."""
         answer = await self.access.proxy.get(f"/rollouts/{rollout}/steps?limit=100")
-        found = answer.json()
-        return list(found["steps"]) if answer.status == OK else []
+        return list(answer.json()["steps"]) if answer.status == OK else []
 
-    def flags(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> Cell | None:
-        """Return the problems of a step, and whether a known limitation of the engine explains them; None if it is exact."""
+    async def only_step(self, rollout: str) -> dict[str, Any]:
+        """Return the only step of a rollout. Raises Ended if there are none or several."""
+        steps = await self.steps(rollout)
+        if len(steps) != 1:
+            raise Ended("wrong", f"{len(steps)} steps are recorded of one call")
+        return steps[0]
+
+    def check_flags(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> None:
+        """Raise Ended unless a step is exact: with its problems, and whether a known limitation of the engine explains them."""
         problems = tuple(step["fidelity"]["problems"])
         if not problems:
-            return None
-        quirks = self._quirks(path, body, step)
-        codes = {code for quirk in quirks for code in quirk.codes}
-        codes |= QUIRK_CODES if "no_token_ids" in codes else set()  # without ids there is nothing of the others either
-        why = " ".join(quirk.what for quirk in quirks if set(quirk.codes) & set(problems)) or " ".join(
-            describe(problems)
-        )
-        # A limitation with a problem of its own, such as echo, explains the others.
-        if set(problems) <= codes or (codes - QUIRK_CODES) & set(problems):
-            return Cell("flagged", why, problems)
-        return Cell("unexpected", " ".join(describe(problems)), problems)
-
-    def _quirks(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> list[Quirk]:
+            return
         dialect = DIALECTS[path].name if path in DIALECTS else "chat"  # to which the others are translated
         options, live = CallOptions(traits=self.traits), step["extra"].get("streaming") == "live"
-        return ENGINES[self.kind].expected_quirks(dialect, body, options, live=live)
+        quirks = ENGINES[self.kind].expected_quirks(dialect, body, options, live=live)
+        codes = {code for quirk in quirks for code in quirk.codes}
+        codes |= QUIRK_CODES if "no_token_ids" in codes else set()  # without ids there is nothing of the others either
+        described = " ".join(describe(problems))
+        known = " ".join(quirk.what for quirk in quirks if set(quirk.codes) & set(problems))
+        # A limitation with a problem of its own, such as echo, explains the others.
+        if set(problems) <= codes or (codes - QUIRK_CODES) & set(problems):
+            raise Ended("flagged", known or described, problems)
+        raise Ended("unexpected", described, problems)
 
-    async def _other_ids(self, shape: Shape, step: Mapping[str, Any]) -> Cell | None:
-        """Return a cell if the engine returns other ids for the same request, where its text is the same."""
+    async def _check_ids(self, shape: Shape, step: Mapping[str, Any]) -> None:
+        """Raise Ended if the engine returns other ids for the same request, where its text is the same."""
         kind = self.kind
         if shape.treatment != "compared" or shape.draws or kind not in ASKING or shape.path not in DIALECTS:
-            return None
+            return
         if shape.name not in self._ids:
             self._ids[shape.name] = await self._asked(shape, kind)
         expected = self._ids[shape.name]
         actual = {choice["index"]: choice["ids"] for choice in step["choices"]}
-        if expected is None or expected == actual:
-            return None
-        again = await self._asked(shape, kind)
-        if again != expected:
-            return None  # it samples other tokens each time
-        return Cell("wrong", f"recorded ids {short(actual)}, the engine alone returns {short(expected)}")
+        # If it returns others again, it samples other tokens each time.
+        if expected not in (None, actual) and expected == await self._asked(shape, kind):
+            raise Ended("wrong", f"recorded ids {short(actual)}, the engine alone returns {short(expected)}")
 
     async def _asked(self, shape: Shape, kind: str) -> dict[int, list[int]] | None:
         answer = await self.access.engine.post(shape.path, self.body_of(shape, stream=False) | ASKING[kind])
         return sampled_ids(kind, answer.json()) if answer.status == OK else None
 
-    async def scored(self, rollout: str) -> Cell | None:
-        """Let the engine score what a rollout exports; return a cell if it contradicts."""
-        scorer, mode = self.scorer, self.logprobs_mode
+    async def check_scores(self, rollout: str) -> None:
+        """Let the engine score what a rollout exports. Raises Ended if it contradicts."""
+        scorer, mode, scores = self.scorer, self.logprobs_mode, self.certificate.scores
         if scorer is None or mode not in {"raw_logprobs", "processed_logprobs", "after_temperature_logprobs"}:
-            return None
+            return
         answer = await self.access.proxy.get(f"/rollouts/{rollout}/export?format=sequences")
         rows = answer.json()["rows"] if answer.status == OK else []
         options = AuditOptions(self.tolerance, mode, at_once=1)  # type: ignore[arg-type]  # checked above
-        results = await audit_rows(_each(rows), scorer, options, AuditLog(None), lambda _result: None)
-        for result in results:
+        for result in await audit_rows(_each(rows), scorer, options, AuditLog(None), lambda _result: None):
             if result.mean is not None and result.max is not None:
-                self.certificate.scores.add(result.count, result.mean, result.max)
+                scores.add(result.count, result.mean, result.max)
             if result.verdict == NOT_SCORED:
-                self.certificate.scores.reason = result.note
+                scores.reason = result.note
             elif result.mean is not None and self._is_wrong(result):
                 first = result.first or {}
                 place = f"{first.get('position')}, recorded {first.get('recorded')}, scored {first.get('scored')}"
-                return Cell("wrong", f"scored again, the row is {result.verdict}: {result.note}; first at {place}")
-        return None
+                raise Ended("wrong", f"scored again, the row is {result.verdict}: {result.note}; first at {place}")
 
     def _is_wrong(self, result: Result) -> bool:
         if result.verdict == "other weights":
@@ -259,8 +259,11 @@ async def _each(rows: list[Any]) -> AsyncIterator[Any]:
         yield row
 
 
-def _refused(answer: Answer) -> Cell:
-    return Cell("not served", f"the engine returns {answer.status}: {answer.message}")
+def served(answer: Answer) -> Answer:
+    """Return a response. Raises Ended if it is an error: the engine does not serve the call."""
+    if answer.status != OK:
+        raise Ended("not served", f"the engine returns {answer.status}: {answer.message}")
+    return answer
 
 
 def _same_error(alone: Answer, shown: Answer) -> Cell:
@@ -269,9 +272,8 @@ def _same_error(alone: Answer, shown: Answer) -> Cell:
         return Cell("not served", f"the engine accepts it ({alone.status})")
     if (alone.status, alone.content_type, _unnamed(alone)) == (shown.status, shown.content_type, _unnamed(shown)):
         return Cell("ok")
-    return Cell(
-        "differs", f"the engine alone: {alone.status} {alone.message}; TokenTape: {shown.status} {shown.message}"
-    )
+    why = f"the engine alone: {alone.status} {alone.message}; TokenTape: {shown.status} {shown.message}"
+    return Cell("differs", why)
 
 
 def _unnamed(answer: Answer) -> Any:
@@ -280,3 +282,79 @@ def _unnamed(answer: Answer) -> Any:
         return answer.body if answer.status != OK else merged(payloads(answer.content_type, answer.body))
     except ValueError:
         return answer.body
+
+
+async def make_suite(access: Access, wanted: str | None, tolerance: float) -> Suite:
+    """Return a suite of the engine, once it is identified. Raises OSError or ValueError."""
+    model = await _model(access, wanted)
+    shown = await _detected(access)
+    traits = Traits(shown["kind"], shown["version"], has_parser=shown["parser"])
+    words = {word: token for word in WORDS if (token := await _token(access, traits.kind, model, word)) is not None}
+    has_seeds, tokens_per_s = await _has_seeds(access, model)
+    today = datetime.now(UTC).date().isoformat()
+    certificate = Certificate(traits.kind, traits.version or "of unknown version", model, version("tokentape"), today)
+    certificate.facts = {"seeds": has_seeds, "parser": shown["parser"], "streams": shown["streams"]}
+    scorer = None
+    try:
+        scorer = replace(await find_scorer(access.engine.score, traits.kind, None), model=model)
+    except (NotScored, OSError, TypeError) as error:  # TypeError: a list of models that is none
+        certificate.scores.reason = str(error)
+    mode = shown["logprobs_mode"]
+    return Suite(access, certificate, traits, model, mode, words, has_seeds, tokens_per_s, scorer, tolerance)
+
+
+async def _model(access: Access, wanted: str | None) -> str:
+    """Return the model to certify. Raises ValueError."""
+    answer = await access.engine.get("/v1/models")
+    if answer.status in {401, FORBIDDEN}:
+        raise ValueError(f"the engine requires another API key ({answer.status}); pass it with --api-key")
+    names = model_names(answer.json())
+    if wanted is not None or names:
+        return wanted or names[0]
+    raise ValueError(
+        f"the engine lists no models (GET /v1/models returned {answer.status}); use its base URL, or pass --model"
+    )
+
+
+async def _detected(access: Access) -> dict[str, Any]:
+    """Return the engine as TokenTape shows it, once it is detected. Raises OSError."""
+    shown: dict[str, Any] = {"kind": "auto", "last_fault": None}
+    for _ in range(_DETECTIONS):  # a loaded engine may not answer the probes of the first ones in time
+        if shown["kind"] == "auto":
+            (shown,) = (await access.proxy.get("/engines")).json()["engines"]
+    if shown["kind"] == "auto":
+        raise OSError(f"the engine was not detected: {shown['last_fault'] or 'it does not answer the probes'}")
+    return shown
+
+
+async def _token(access: Access, kind: str, model: str, word: str) -> int | None:
+    """Return the id of a special token, None if the model has none for this text."""
+    if kind not in _TOKENIZERS:
+        return None
+    body = {"model": model, "prompt": word, "content": word, "add_special_tokens": False, "parse_special": True}
+    try:
+        answer = await access.engine.post(_TOKENIZERS[kind], body)
+    except Unanswered:
+        return None
+    found = answer.json()
+    tokens = found.get("tokens") if isinstance(found, dict) else None
+    return tokens[0] if isinstance(tokens, list) and len(tokens) == 1 and type(tokens[0]) is int else None
+
+
+async def _has_seeds(access: Access, model: str) -> tuple[bool, float]:
+    """Return whether two sampled replies with one seed are equal, and the tokens per second of the second one."""
+    body = {"model": model, "messages": QUESTION, "seed": SEED, "temperature": 1, "max_tokens": _SAMPLED}
+    first = _message(await access.engine.post(CHAT, body))
+    start = monotonic()
+    second = _message(await access.engine.post(CHAT, body))
+    return first == second, _SAMPLED / max(monotonic() - start, 0.001)
+
+
+def _message(answer: Answer) -> Any:
+    if answer.status != OK:
+        return None
+    try:
+        (response,) = payloads(answer.content_type, answer.body)
+        return response["choices"][0]["message"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None

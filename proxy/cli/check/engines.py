@@ -66,7 +66,7 @@ async def check_engine(
         if fault is not None:
             raise fault
         models = await _request(upstream, endpoint, "GET", "/v1/models", None)
-        names = _names(models.body)
+        names = model_names(models.body)
         if not names:
             yield await _no_models(subject, endpoint, models)
             return
@@ -178,9 +178,11 @@ async def _request(upstream: Upstream, endpoint: Endpoint, method: str, path: st
     return Response(answer.status, _parse(content), read_date(answer.headers.get("Date")))
 
 
-def _names(models: Any) -> list[str]:
+def model_names(models: Any) -> list[str]:
+    """Return the names in a list of models; [] for a response that is none."""
     listed = models.get("data") if isinstance(models, dict) else None
-    return [str(model["id"]) for model in listed or () if isinstance(model, dict) and "id" in model]
+    entries = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+    return [model["id"] for model in entries if isinstance(model.get("id"), str)]
 
 
 def error_text(body: Any) -> str:

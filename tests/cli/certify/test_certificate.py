@@ -63,8 +63,8 @@ def test_scores_are_weighed_by_tokens():
     scores.add(1, 0.4, 0.4)
     scores.add(3, 0.0, 0.0)
 
-    assert (2, 4, 0.1, 0.4) == tuple(scores.to_json()[name] for name in ("sequences", "tokens", "mean", "max"))
-    assert certificate().scores.to_json()["mean"] is None
+    assert (2, 4, 0.1, 0.4) == (scores.sequences, scores.tokens, scores.mean, scores.max)
+    assert certificate().scores.mean is None
 
 
 def test_a_fault_comes_with_what_to_do_and_equal_sentences_are_one():

@@ -32,9 +32,9 @@ SLOW_S = 0.02  # of a token, so that a call can be interrupted
 async def test_a_conversation_is_one_sequence_in_append(tools, stream):
     """In faithful the template decides, and the result has the step's reason."""
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
-        await continued(suite, "append", tools=False, stream=False)  # shows the stop token
-        append = await continued(suite, "append", tools=tools, stream=stream)
-        faithful = await continued(suite, "faithful", tools=tools, stream=stream)
+        await suite.result(continued(suite, "append", tools=False, stream=False))  # shows the stop token
+        append = await suite.result(continued(suite, "append", tools=tools, stream=stream))
+        faithful = await suite.result(continued(suite, "faithful", tools=tools, stream=stream))
 
     assert "exact" == append.verdict
     assert ("forks", ("history",)) == (faithful.verdict, faithful.problems)
@@ -44,7 +44,7 @@ async def test_a_conversation_is_one_sequence_in_append(tools, stream):
 async def test_an_engine_that_takes_no_prompt_ids_forks_with_the_reason():
     options = Options(faults=Faults(prompt_ids="rejected"))
     async with simulating("127.0.0.1:0", options) as engine, suite_of(engine) as suite:
-        cell = await continued(suite, "append", tools=False, stream=False)
+        cell = await suite.result(continued(suite, "append", tools=False, stream=False))
 
     assert "forks" == cell.verdict
     assert "refused_ids" in cell.problems
@@ -55,7 +55,7 @@ async def test_a_tool_loop_without_a_parser_is_not_served():
         simulating("127.0.0.1:0", Options(shape="sglang", has_parser=False)) as engine,
         suite_of(engine) as suite,
     ):
-        cell = await continued(suite, "append", tools=True, stream=False)
+        cell = await suite.result(continued(suite, "append", tools=True, stream=False))
 
     assert ("not served", "the engine parses no tool call: it needs the tool parser of its model") == (
         cell.verdict,
@@ -65,7 +65,7 @@ async def test_a_tool_loop_without_a_parser_is_not_served():
 
 async def test_an_agent_that_leaves_has_a_partial_step():
     async with simulating("127.0.0.1:0", Options(token_delay_s=SLOW_S)) as engine, suite_of(engine) as suite:
-        cell = await left(suite)
+        cell = await suite.result(left(suite))
 
     assert ("ok", "a partial step with its ids") == (cell.verdict, cell.why)
 
@@ -73,9 +73,9 @@ async def test_an_agent_that_leaves_has_a_partial_step():
 @pytest.mark.parametrize(("shape", "mode"), [("vllm", "raw_logprobs"), ("sglang", "after_temperature_logprobs")])
 async def test_the_mode_of_logprobs_is_measured(shape, mode):
     async with simulating("127.0.0.1:0", Options(shape=shape)) as engine, suite_of(engine) as suite:
-        cell = await logprobs_mode(suite)
+        cell = await suite.result(logprobs_mode(suite))
         suite.logprobs_mode = "processed_logprobs"
-        other = await logprobs_mode(suite)
+        other = await suite.result(logprobs_mode(suite))
 
     assert ("ok", mode) == (cell.verdict, cell.why)
     assert ("wrong", f"set engines.endpoints[].logprobs_mode: {mode}") == (other.verdict, other.fix)
@@ -112,9 +112,9 @@ def test_a_mode_that_the_tokens_do_not_show_is_unknown(found):
 
 async def test_versions_are_reported_where_the_engine_names_them():
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
-        named = await reports_versions(suite)
+        named = await suite.result(reports_versions(suite))
     async with simulating("127.0.0.1:0", Options(scale_out=False)) as engine, suite_of(engine) as suite:
-        unnamed = await reports_versions(suite)
+        unnamed = await suite.result(reports_versions(suite))
 
     assert ("ok", "for each token, in /inference/v1/generate") == (named.verdict, named.why)
     assert ("not served", True) == (unnamed.verdict, "PUT /policy" in unnamed.fix)
@@ -122,7 +122,7 @@ async def test_versions_are_reported_where_the_engine_names_them():
 
 async def test_a_new_version_within_a_call_is_in_the_step_and_is_restored():
     async with simulating("127.0.0.1:0", Options(token_delay_s=SLOW_S)) as engine, suite_of(engine) as suite:
-        cell = await new_version(suite)
+        cell = await suite.result(new_version(suite))
         after = (await suite.access.engine.get("/weight_info")).json()
 
     assert "exact" == cell.verdict
@@ -139,7 +139,7 @@ async def test_a_version_is_restored_if_the_call_fails(monkeypatch):
     monkeypatch.setattr(conversations, "_interrupted", interrupted)
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
         with pytest.raises(KeyboardInterrupt):
-            await new_version(suite)
+            await suite.result(new_version(suite))
         after = (await suite.access.engine.get("/weight_info")).json()
 
     assert {"weight_version": "default"} == after
@@ -148,7 +148,7 @@ async def test_a_version_is_restored_if_the_call_fails(monkeypatch):
 @pytest.mark.parametrize("test", [paused, aborted])
 async def test_admin_routes_that_the_engine_lacks_are_not_served(test):
     async with simulating("127.0.0.1:0", Options(token_delay_s=SLOW_S)) as engine, suite_of(engine) as suite:
-        cell = await test(suite)
+        cell = await suite.result(test(suite))
 
     assert ("not served", "the engine returns 404: Not Found") == (cell.verdict, cell.why)
 
@@ -169,7 +169,7 @@ async def test_a_pause_ends_with_the_test():
         tampered(engine, change, {"/pause": admin, "/resume": admin}, is_streaming=True) as url,
         suite_of(url) as suite,
     ):
-        cell = await paused(suite)
+        cell = await suite.result(paused(suite))
 
     assert "exact" == cell.verdict
     assert ["/pause", "/resume", "/resume"] == requests
