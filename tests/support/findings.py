@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 from tests.support.fakes import settings_for
 
-from proxy.cli.check import Finding, findings
-from proxy.cli.check.engines import check_engine
+from proxy.cli.check import Finding, check_engine, findings
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 

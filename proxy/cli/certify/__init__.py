@@ -29,7 +29,7 @@ from proxy.cli.certify.conversations import (
 )
 from proxy.cli.certify.shapes import SHAPES
 from proxy.cli.certify.suite import Gone, Suite, make_suite
-from proxy.cli.check.engines import is_tokentape
+from proxy.cli.check import is_tokentape
 from proxy.cli.console import certify_bar, print_error, print_json
 from proxy.cli.runner import Exit
 from proxy.config.settings import Settings

@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from proxy.cli.check.engines import error_text
+from proxy.cli.check import error_text
 from proxy.cli.control import CONNECT_TIMEOUT_S
 from proxy.config.engines import EndpointSettings
 from proxy.config.sections import StoreSettings

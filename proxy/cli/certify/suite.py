@@ -23,7 +23,7 @@ from proxy.cli.certify.comparing import (
     short,
 )
 from proxy.cli.certify.shapes import CHAT, QUESTION, SEED, SGLANG_GENERATE, TOKENS, WORDS, Body, Shape
-from proxy.cli.check.engines import model_names
+from proxy.cli.check import model_names
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import QUIRK_CODES, CallOptions, Traits

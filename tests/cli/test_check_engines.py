@@ -10,7 +10,7 @@ from tests.support.listening import listening
 from tests.support.recorded import load
 from tests.support.rescored import Teacher
 
-from proxy.cli.check.engines import check_aliases, check_clock, check_tokenizer, read_date
+from proxy.cli.check import check_aliases, check_clock, check_tokenizer, read_date
 from proxy.clock import SystemClock
 from proxy.config import settings as config
 from proxy.config.engines import EndpointSettings
@@ -230,7 +230,7 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal
         assert "none/here" == path
         raise UnprocessableRequest(refusal)
 
-    monkeypatch.setattr("proxy.cli.check.engines.load", load)
+    monkeypatch.setattr("proxy.cli.check.load", load)
     finding = await check_tokenizer(EndpointSettings(url="http://127.0.0.1:9", tokenizer="none/here"))
 
     assert ("fault", refusal) == (finding.grade, finding.seen)
@@ -238,7 +238,7 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal
 
 
 async def test_the_tokenizer_of_each_endpoint_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxy.cli.check.engines.load", lambda _: None)
+    monkeypatch.setattr("proxy.cli.check.load", lambda _: None)
     async with simulating("127.0.0.1:0", Options()) as url:
         engines = {"endpoints": [{"url": url, "tokenizer": "good/one"}]}
         settings = {"listen": "127.0.0.1:0", "engines": engines, "store": {"url": f"embedded:{tmp_path / 'store'}"}}
@@ -266,3 +266,16 @@ async def test_a_scorer_is_checked(engine, tmp_path, endpoint, grade, words):
     assert grade == found.grade
     assert words in found.seen
     assert (grade == "fault") == ("rescore.scorers.teacher" in found.fix)
+
+
+@pytest.mark.parametrize("models", [[], {"data": 5}, {"data": {"id": "m"}}, {"data": [1, {}, {"id": 2}]}])
+async def test_a_list_of_models_of_any_type_is_a_fault(engine, models):
+    engine.fixed_responses = {}
+
+    async def respond(request, body):
+        return web.json_response(models)
+
+    engine.respond = respond
+    (fault,) = graded(await engine_findings(engine.url))["fault"]
+
+    assert "lists no models" in fault
