@@ -212,9 +212,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
 ) -> None:
     """Export rollouts as training rows."""
     from proxy.cli.console import notes
-    from proxy.cli.export import ExportRequest, export_to
-    from proxy.cli.push import PushOptions
-    from proxy.cli.push import push as post_groups
+    from proxy.cli.export import ExportRequest, PushOptions, export_to, post_groups
 
     if (url is None) == (store is None):
         usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from proxy.cli.console import notes
 from proxy.cli.control import ControlAddress
-from proxy.cli.export import ExportRequest, download, export_to
+from proxy.cli.export import ExportRequest, PushOptions, download, export_to, post_groups
 from proxy.cli.main import app
-from proxy.cli.push import PushOptions, push
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
@@ -64,7 +63,7 @@ async def test_the_report_of_a_push_has_a_result_per_group(address, call_proxy, 
     await call_proxy("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
     if scored:
         await call_proxy("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
-    is_received = await push(address, export_request(), PushOptions(engine.url), notes(), as_json=True)
+    is_received = await post_groups(address, export_request(), PushOptions(engine.url), notes(), as_json=True)
     report = orjson.loads(capsys.readouterr().out)
 
     assert (is_received, scored) == (report["received"], report["groups"][0]["result"] == "received")
