@@ -7,7 +7,7 @@ READY := .venv/.ready
 RUNNABLE := .venv/.runnable
 SYSTEM := .venv/.system
 
-.PHONY: all check install run test test-system test-faults test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all check install run test test-system test-faults test-cluster test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test test-system  ## the checks that every change must pass
 
@@ -53,6 +53,9 @@ test-system: $(SYSTEM)  ## run the tests of whole processes: faults, fuzzing, se
 test-faults: $(SYSTEM)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.system.faults.training.run --groups $(or $(GROUPS_LONG),200) $(if $(SEED),--seed $(SEED))
+
+test-cluster: $(SYSTEM)  ## kill, freeze, reshard and upgrade a Redis Cluster, a Valkey cluster and Sentinels under load, about 15 minutes
+	$(BIN)/python -m pytest --timeout 400 -o log_cli=true -o log_cli_level=INFO tests/system/cluster
 
 test-engine: $(SYSTEM)  ## test with a real vLLM, SGLang and llama.cpp on this CPU, built once in the user's cache directory
 	$(BIN)/python tests/system/real_engines/environment.py

@@ -1,7 +1,6 @@
 """The processes under test: the engine, a Valkey, and the proxy."""
 
 import asyncio
-import os
 import resource
 import signal
 import socket
@@ -25,10 +24,10 @@ def free_port() -> int:
 
 
 class Part:
-    """A process that is restarted on the same port, with the same files."""
+    """A process that is restarted on the same port, with the same files. `root`: the source tree, if it is another one."""
 
-    def __init__(self, name: str, words: list[str], folder: Path, **environment: str) -> None:
-        self.name, self.words, self.folder, self.environment = name, words, folder, environment
+    def __init__(self, name: str, words: list[str], folder: Path, root: Path | None = None) -> None:
+        self.name, self.words, self.folder, self.root = name, words, folder, root or ROOT
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self, *more_words: str) -> None:
@@ -36,10 +35,9 @@ class Part:
             self.process = await asyncio.create_subprocess_exec(
                 *self.words,
                 *more_words,
-                cwd=ROOT,
+                cwd=self.root,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.environment},
                 restore_signals=False,  # SIGXFSZ stays ignored, as in Python: a write beyond the limit fails
             )
 
