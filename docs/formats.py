@@ -9,24 +9,20 @@ from proxy.export.containers import CONTAINERS
 
 _OPENING = """Look up here the fields of each export format, and the containers of rows.
 
-Every format is a view of `sequences` or of `steps`. Nothing is retokenized, padded or filled in unless documented below. If a
-format cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips and reports the rollout.
-A missing or null field is unknown. A *batch* is an object of lists with one entry per row; other formats return lists of rows.
+Every format is a view of `sequences` or of `steps`; nothing is retokenized, padded or filled in unless documented below. If a
+format cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips and reports it. A
+missing or null field is unknown. A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 
-- `branches` is a format's default for this parameter, else `all`. `one`: the trainer takes one row for each rollout, and a
-  forked rollout is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts
-  their trained tokens.
-- `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not rewards and advantages of
-  steps or tokens.
-- Rows belong to one [policy](policies.md) each: steps of different policies never join. Rows of `sequences` and `steps` name
-  it unless it is `default`; Arrow and Parquet have the column if `policies` are configured.
-- With `threads`, steps of different [threads](threads.md) never join, rows of `sequences` and `steps` name the `thread`, and
-  `branches=one` counts the rows of each thread.
-- **Reward** and **advantage** are what a row has a place for; a reward is optional unless "required". One for the row is the
-  rollout's, also where steps have rewards. One for each step is the sum of its tokens', or else the rollout's. With one for
-  each token, a step's reward is at its last token, and the rollout's at the very last, if the last step has none; `marin`
-  repeats them, and `sequences` has them as they were set. Formats without a place for advantages of turns reject
-  `advantage=step` and `discount`; in claims, `advantages` has them.
+- **Reward** and **advantage** are what a row has a place for; a reward is optional unless "required". *row*: the rollout's,
+  also where steps have rewards. *step*: the sum of its tokens', or else the rollout's. *token*: a step's reward is at its last
+  token, and the rollout's at the very last, if the last step has none. *turn*: formats without a place for advantages of turns
+  reject `advantage=step` and `discount`; in claims, `advantages` has them.
+- `branches` is the default of this parameter, else `all`. `one`: the trainer takes one row for each rollout, and a forked
+  rollout is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts their
+  trained tokens.
+- `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not those of steps or tokens.
+- Steps of different [policies](policies.md) never join, nor, with `threads`, of different [threads](threads.md). Rows of
+  `sequences` and `steps` name both (the policy unless it is `default`).
 """
 
 
@@ -46,13 +42,11 @@ def _format(form: Format, first: Format) -> Iterator[str]:
     yield f"## `{form.name}`\n"
     if form is first:
         yield f"{about}\n"
-    origin = "" if form is first else f" See [`{first.name}`](#{first.name})."
-    yield f"{_text(kind.__doc__)}{' A batch.' if isinstance(form, Batched) else ''}{origin}\n"
-    yield f"{_requirements(form)}\n"
+    yield f"{_text(kind.__doc__)}{' A batch.' if isinstance(form, Batched) else ''} {_requirements(form)}\n"
     if form is not first and form.columns == first.columns:
         yield "The fields are the same.\n"
         return
-    yield f"Fields: {', '.join(f'`{name}` {_type(column)}' for name, column in form.columns.items())}.\n"
+    yield f"Fields: {_typed(form.columns, '`')}.\n"
 
 
 def _requirements(form: Format) -> str:
@@ -64,13 +58,8 @@ def _requirements(form: Format) -> str:
 
 
 _REWARDS = {"required": "required", "uniform": "of all rollouts of a group, or of none", "optional": "optional"}
-_REWARD_PLACES = {
-    "none": "none",
-    "rollout": "one for the row",
-    "turn": "one for each step",
-    "token": "one for each sampled token",
-}
-_ADVANTAGE_PLACES = {**_REWARD_PLACES, "turn": "one for each turn", "token": "one for each turn, or each token"}
+_REWARD_PLACES = {"none": "none", "rollout": "row", "turn": "step", "token": "token"}
+_ADVANTAGE_PLACES = {"none": "none", "rollout": "row", "turn": "turn", "token": "turn or token"}
 
 
 _SCORES = """## Scores of another engine
@@ -117,9 +106,15 @@ def _text(doc: str | None) -> str:
     return " ".join((doc or "").split())
 
 
+def _typed(columns: Columns, quote: str = "") -> str:
+    """Return names before their types, each type once."""
+    by_type: dict[str, list[str]] = {}
+    for name, column in columns.items():
+        by_type.setdefault(_type(column), []).append(f"{quote}{name}{quote}")
+    return "; ".join(f"{', '.join(names)}: {kind}" for kind, names in by_type.items())
+
+
 def _type(column: Column) -> str:
     if isinstance(column, list):
         return f"[{_type(column[0])}]"
-    if isinstance(column, dict):
-        return "{" + ", ".join(f"{name}: {_type(inner)}" for name, inner in column.items()) + "}"
-    return column
+    return f"{{{_typed(column)}}}" if isinstance(column, dict) else column

@@ -79,7 +79,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 def settings_page() -> str:
     """Return docs/settings.md."""
     rows = [
-        f"- `{name}`{'' if _is_required(default) else f' = `{_plain(default)!r}`'}: {text}"
+        f"- {_named(name, default)}: {text}"
         for name, _, default, text in settings_of(Settings)
         if not name.startswith("rescore.scorers.NAME.endpoints[].")  # the same as engines.endpoints
     ]
@@ -87,10 +87,17 @@ def settings_page() -> str:
         "# Settings\n\n" + MADE + "Look up here what a setting does.\n\n"
         "Set them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets `store.url`."
         "\nThe command line has precedence over the environment, and the environment over the file. "
-        "A setting without\n`= default` is required. Names that end in `_s` are in seconds, in `_bytes` in bytes.\n\n"
-        + "\n".join(rows)
-        + "\n"
+        "Bold settings are required;\nthe default is what follows `=`, else null. Names that end in `_s` are in seconds, in "
+        "`_bytes` in bytes.\n\n" + "\n".join(rows) + "\n"
     )
+
+
+def _named(name: str, default: Any) -> str:
+    """Return the name of a setting with its default."""
+    if type(default).__name__ == "PydanticUndefinedType":
+        return f"**`{name}`**"
+    value = str(default) if isinstance(default, Path) else default
+    return f"`{name}`" if value is None else f"`{name}` = `{value!r}`"
 
 
 def metrics_page() -> str:
@@ -124,16 +131,17 @@ def metrics_page() -> str:
 def errors_page() -> str:
     """Return docs/errors.md."""
     kinds = [kind for kind in _tree(errors.ProxyError) if kind.__module__ == errors.__name__]
-    rows = [f"- {kind.status} `{kind.code}` (type `{kind.kind}`): {kind.__doc__}" for kind in kinds]
+    rows = [f"- {kind.status} `{kind.code}`{_type_of(kind)}: {kind.__doc__}" for kind in kinds]
     return (
-        "# Errors\n\n"
-        + MADE
-        + "Look up here what an error of TokenTape means.\n\nErrors of an engine are forwarded unchanged; errors of TokenTape "
+        "# Errors\n\n" + MADE + "Errors of an engine are forwarded unchanged; errors of TokenTape "
         "have the format of the dialect. On the model\nAPI, errors from 500 on contain no details: the log has them under the "
-        "step ID or error ID in the message.\nTemporary errors carry the header `Retry-After`.\n\n"
-        + "\n".join(rows)
-        + "\n"
+        "step ID or error ID in the message.\nTemporary errors carry the header `Retry-After`. The type is "
+        "in brackets, \\* if it equals the code,\nand otherwise `invalid_request_error`.\n\n" + "\n".join(rows) + "\n"
     )
+
+
+def _type_of(kind: type[errors.ProxyError]) -> str:
+    return {"invalid_request_error": "", kind.code: "\\*"}.get(kind.kind, f" (`{kind.kind}`)")
 
 
 def fidelity_page() -> str:
@@ -190,14 +198,6 @@ def _tree(kind: type[errors.ProxyError]) -> Iterator[type[errors.ProxyError]]:
     for below in kind.__subclasses__():
         yield below
         yield from _tree(below)
-
-
-def _is_required(default: Any) -> bool:
-    return type(default).__name__ == "PydanticUndefinedType"
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 if __name__ == "__main__":

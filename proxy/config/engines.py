@@ -46,16 +46,15 @@ class SessionSettings(Section):
     """How calls name their session to a router in front of engines (docs/fleet.md)."""
 
     router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = described(
-        "The router, which determines the header."
+        "The router: sgl-router."
     )
-    header: HeaderName | None = described("The header, for any other router.")
+    header: HeaderName | None = described("The header of any other router.")
     field: str | None = described(
-        "A field of the body instead, at the top level or in an object: session_params.session_id.",
+        "A field of the body instead: user, or session_params.session_id.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$",
     )
     of: Literal["rollout", "thread"] = described(
-        "A session is a rollout, or a thread of it, by X-Agent-Name or else by the messages up to the first "
-        "one of the user.",
+        "A session is a rollout, or a thread of it (by X-Agent-Name, else by the messages up to the user's first).",
         "rollout",
     )
 
@@ -79,47 +78,39 @@ SamplingDefault = Literal[
 class EndpointSettings(Section):
     """One engine endpoint that serves the policy."""
 
-    url: BaseUrl = Field(description="Base URL of the engine without /v1, such as http://127.0.0.1:8000.")
-    name: str = described("Name of the engine in records and metrics. Default: its host and port.", "")
+    url: BaseUrl = Field(description="Base URL without /v1, such as http://127.0.0.1:8000.")
+    name: str = described("Name in records and metrics. Default: host and port.", "")
     kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = described(
-        "Engine type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text.", "auto"
+        "Type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text.", "auto"
     )
-    api_key: Key | None = described("API key of the engine. Clients' keys are never forwarded.")
+    api_key: Key | None = described("Its API key. Clients' keys are never forwarded.")
     logprobs_mode: (
         Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
         | None
-    ) = described(
-        "What the engine computes logprobs from (vLLM: --logprobs-mode), recorded with each step. Default: by"
-        " engine type."
-    )
+    ) = described("What it computes logprobs from (vLLM: --logprobs-mode). Default: by type.")
     sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = described(
-        "The engine's defaults of sampling parameters, recorded with each step. Read from vLLM with "
-        "--enable-scale-out and from llama.cpp.",
+        "Its defaults of sampling parameters, for steps. Read from vLLM with --enable-scale-out and from llama.cpp.",
         {},
     )
     streaming: Literal["auto", "live", "replay"] | None = described(
-        "How streamed calls are sent to this engine. Default: record.streaming."
+        "How streamed calls are sent to it. Default: record.streaming."
     )
     tokenizer: str | None = described(
         "Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens."
     )
     max_in_flight: int | None = described(
-        "Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.", ge=1
+        "Maximum concurrent calls from one process. Others wait in a queue, fair between rollouts.", ge=1
     )
     image_tokens: list[Annotated[int, Field(ge=0)]] | None = described(
-        "Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up."
+        "Ids that its prompts repeat for an image; [] if a model splits images (docs/images.md). Default: looked up."
     )
-    headers: dict[HeaderName, HeaderValue] = described(
-        "Headers of every request to this engine, such as for a gateway in front of it.", {}
-    )
+    headers: dict[HeaderName, HeaderValue] = described("Headers of every request to it, such as for a gateway.", {})
     session: SessionSettings | None = described(
-        "How calls name their session to a router, which then sends all of them to one engine: {router: "
-        "sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md)."
+        "How calls name their session to a router, which then sends all of them to one engine (docs/fleet.md)."
     )
-    version: str | None = described("Engine version to record. Default: as the engine reports.")
+    version: str | None = described("Version to record. Default: as reported.")
     models: list[Annotated[str, Field(min_length=1)]] = described(
-        "Models that it serves, with `*` for any characters; calls of others go to other endpoints. Default: "
-        "as the engine lists them.",
+        "Models that it serves, with `*` for any characters. Default: as it lists them.",
         [],
     )
 
@@ -155,26 +146,20 @@ class EnginesSettings(Section):
     """The engines and their limits."""
 
     endpoints: EndpointList = described("Engine endpoints. Without any, `serve` starts the simulator.", [])
-    connect_timeout_s: float = described("Timeout for connecting to an engine in seconds.", 10, gt=0)
-    read_timeout_s: float | None = described(
-        "Maximum seconds between two reads of a response. Default: unlimited.", gt=0
-    )
+    connect_timeout_s: float = described("Timeout for connecting to an engine.", 10, gt=0)
+    read_timeout_s: float | None = described("Maximum time between two reads of a response. Default: unlimited.", gt=0)
     ca_file: Path | None = described("CA certificates for https:// engines. Default: the system's.")
     max_connections: int = described("Maximum concurrent connections to engines; 0 is unlimited.", 0, ge=0)
-    max_attempts: int = described("Maximum number of endpoints to try until the client receives a response.", 2, ge=1)
-    health_interval_s: float = described(
-        "Approximate seconds between health checks (GET /health) of an endpoint.", 5, gt=0
-    )
-    eject_after: int = described("Number of consecutive failures after which an endpoint is ejected.", 3, ge=1)
-    base_ejection_s: float = described("Duration in seconds of the first ejection; it doubles each time.", 1, gt=0)
-    max_ejection_s: float = described(
-        "Maximum duration in seconds; then a successful check ends the ejection.", 30, gt=0
-    )
-    max_queued: int = described("Maximum number of calls that wait for max_in_flight; more return 429.", 10_000, ge=0)
-    queue_timeout_s: float = described("Maximum seconds that such a call waits; then it returns 429.", 600, gt=0)
-    max_event_bytes: int = described("Maximum bytes of one event in an engine's stream.", 2**26, gt=0)
+    max_attempts: int = described("Endpoints that a call tries at most.", 2, ge=1)
+    health_interval_s: float = described("Approximate time between health checks (GET /health).", 5, gt=0)
+    eject_after: int = described("Consecutive failures after which an endpoint is ejected.", 3, ge=1)
+    base_ejection_s: float = described("Duration of the first ejection; it doubles each time.", 1, gt=0)
+    max_ejection_s: float = described("Maximum duration; then a successful check ends the ejection.", 30, gt=0)
+    max_queued: int = described("Calls that wait for max_in_flight; more get 429.", 10_000, ge=0)
+    queue_timeout_s: float = described("How long such a call waits; then it gets 429.", 600, gt=0)
+    max_event_bytes: int = described("Maximum size of one event in an engine's stream.", 2**26, gt=0)
     max_response_bytes: int = described(
-        "Maximum bytes of a response of an engine, decompressed. Parsed, it may take four times as much memory.",
+        "Maximum size of an engine's decompressed response. Parsed, it may take four times as much memory.",
         2**28,
         gt=0,
     )
@@ -236,13 +221,13 @@ class ScorerSettings(Section):
     """One scorer, for example a teacher. It receives no calls of agents."""
 
     endpoints: Annotated[EndpointList, Field(min_length=1)] = Field(
-        description="Its engines (vLLM or SGLang), with the fields of engines.endpoints. All of them serve the same weights."
+        description="Its engines (vLLM or SGLang, with the same weights), with the fields of engines.endpoints."
     )
     model: Annotated[str, Field(min_length=1)] | None = described(
-        "Name of its model at the engines. Default: the first one that an engine lists."
+        "Its model at the engines. Default: the first that one lists."
     )
     version: Annotated[str, Field(min_length=1)] | None = described(
-        "Version of its weights. Change it with the weights: scores are cached by it, and only with it."
+        "Version of its weights, by which scores are cached."
     )
 
 
@@ -263,13 +248,11 @@ class RescoreSettings(Section):
     """Logprobs of recorded token ids by an engine now, in exports and claims with `rescore`."""
 
     scorers: ScorerTable = described("Engines that only score, by name, for example a teacher.", {})
-    timeout_s: float = described(
-        "Maximum seconds of a scoring request, with its time in the queue of the engine.", 300, gt=0
-    )
+    timeout_s: float = described("Maximum time of a scoring request, also in the engine's queue.", 300, gt=0)
     max_in_flight: int | None = described(
-        "Maximum rows that a process has each scorer score at a time. Default: 8, and 1 at each engine that "
+        "Rows that each scorer scores for a process at a time. Default: 8, and 1 at each engine that "
         "lists LoRA adapters.",
         ge=1,
     )
-    cache_s: int = described("Seconds for which the store keeps scores.", 86_400, ge=1)
-    cache_bytes: int = described("Maximum bytes of all scores in the store; the oldest are removed.", 2**29, ge=0)
+    cache_s: int = described("How long the store keeps scores.", 86_400, ge=1)
+    cache_bytes: int = described("Maximum size of all scores in the store; the oldest are removed.", 2**29, ge=0)

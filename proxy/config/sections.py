@@ -59,17 +59,17 @@ class StoreSettings(Section):
         "URL of the store: embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://.",
         "embedded:./data",
     )
-    username: str | None = described("ACL user of the store. Set it by environment variable.")
-    password: SecretStr | None = described("Password of the store. Set it by environment variable.")
+    username: str | None = described("ACL user; set it by environment variable.")
+    password: SecretStr | None = described("Password; set it by environment variable.")
     ca_file: Path | None = described("CA certificates for rediss://. Default: the system's.")
     prefix: str = described("Prefix of every key.", "tt", min_length=1)
-    ttl_s: int | None = described("Seconds after which idle rollouts expire. Default: never.", gt=0)
+    ttl_s: int | None = described("When idle rollouts expire. Default: never.", gt=0)
     durability: Literal["acknowledged", "fsync", "replicated"] = described(
         "When a step counts as stored: acknowledged by the store, fsync to disk, or on replicas.", "acknowledged"
     )
-    replicas: int = described("Number of replicas that must have a step, with durability: replicated.", 1, ge=1)
-    timeout_s: float = described("Timeout of store requests in seconds.", 10, gt=0)
-    max_connections: int = described("Maximum concurrent connections to the store; more calls wait.", 64, gt=0)
+    replicas: int = described("Replicas that must have a step, with durability: replicated.", 1, ge=1)
+    timeout_s: float = described("Timeout of store requests.", 10, gt=0)
+    max_connections: int = described("Maximum connections to the store; more calls wait.", 64, gt=0)
     on_failure: Literal["fail", "spool"] = described(
         "If a step cannot be stored: fail the call, or spool the step to a journal on disk (docs/reliability.md).",
         "fail",
@@ -81,31 +81,31 @@ class RecordSettings(Section):
     """What is recorded."""
 
     include_reasoning: Literal["override", "as_requested"] = described(
-        "For vLLM, which returns no ids with include_reasoning: false. override: request reasoning and remove"
-        " it from the response; as_requested: send it unchanged and flag the step.",
+        "vLLM returns no ids with include_reasoning: false. override: reasoning is requested and removed "
+        "from the response; as_requested: the step is flagged.",
         "override",
     )
     logprobs: Literal["full", "sampled", "off"] = described(
         "Logprobs to request if the client requests none: full (of each sampled token), sampled (in the "
-        "cheapest form) or off. Token ids are always requested (docs/exactness.md).",
+        "cheapest form) or off (docs/exactness.md).",
         "full",
     )
     streaming: Literal["auto", "live", "replay"] = described(
-        "How streamed calls are sent: live (streamed), replay (unstreamed, and streamed to the client) or "
-        "auto (by what the engine loses in streams; docs/exactness.md).",
+        "How streamed calls are sent: live (streamed), replay (unstreamed, and streamed to the client) "
+        "or auto (docs/exactness.md).",
         "auto",
     )
     sampling_masks: bool = described(
-        "Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from "
-        "SGLang, for unstreamed chat calls with a top_k (docs/exactness.md).",
+        "Request the tokens that truncated sampling kept, and logprobs over these, from SGLang, for "
+        "unstreamed chat calls with a top_k (docs/exactness.md).",
         default=False,
     )
     routed_experts: bool = described(
-        "Whether to request the experts of each token from SGLang, for chat calls. They are large (docs/exactness.md).",
+        "Request the experts of each token from SGLang, for chat calls (docs/exactness.md).",
         default=False,
     )
     keep_alive_interval_s: float = described(
-        "Seconds between SSE comments to a client that waits for a replayed call, or for what follows a tool call.",
+        "Time between SSE comments to a client that waits for a replayed call, or for what follows a tool call.",
         10,
         gt=0,
     )
@@ -123,13 +123,12 @@ class ContinuationSettings(Section):
     """The continuation of earlier steps by their token ids (docs/continuation.md)."""
 
     mode: ContinuationMode = described(
-        "off: the engine renders each call; faithful: ids are kept where the chat template keeps the turn; "
-        "append: ids are always kept, with reasoning.",
+        "off, faithful or append (docs/continuation.md).",
         "faithful",
     )
     timeout_s: float = described(
-        "Seconds for the engine's renderings of a call, which is otherwise sent unchanged. After three such "
-        "calls in a row, an engine gets no such request for a minute.",
+        "Time for the engine's renderings of a call, which is otherwise sent unchanged. After three such "
+        "calls, an engine renders none for a minute.",
         60,
         gt=0,
     )
@@ -143,7 +142,7 @@ class DialectSettings(Section):
     )
     not_thinking: dict[str, Any] = described("Chat fields for calls that disable reasoning.", {})
     ignore_hosted_tools: bool = described(
-        "Remove tools that run on OpenAI's, Anthropic's or Google's servers; otherwise such calls are rejected.",
+        "Remove tools that run on OpenAI's, Anthropic's or Google's servers; otherwise their calls are rejected.",
         default=False,
     )
 
@@ -166,7 +165,7 @@ class ListenTlsSettings(Section):
     """TLS for the addresses of both APIs."""
 
     cert_file: Path | None = described("Certificate chain in PEM format; enables TLS.")
-    key_file: Path | None = described("Private key of the certificate, in PEM format and without a password.")
+    key_file: Path | None = described("Its private key, in PEM format and without a password.")
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
@@ -178,11 +177,9 @@ class ListenTlsSettings(Section):
 class ProbeSettings(Section):
     """Health probes, which are forwarded and not recorded. A call that names a rollout is never a probe."""
 
-    known: bool = described("Treat health checks of Atropos, verifiers and LiteLLM as probes.", default=True)
-    user_agents: list[str] = described("Treat calls with one of these in their User-Agent as probes: kube-probe.", [])
-    one_token: bool = described(
-        "Treat calls from any client as probes if they request one token for a short prompt.", default=False
-    )
+    known: bool = described("Health checks of Atropos, verifiers and LiteLLM are probes.", default=True)
+    user_agents: list[str] = described("Calls with one of these in their User-Agent are probes: kube-probe.", [])
+    one_token: bool = described("Calls that request one token for a short prompt are probes.", default=False)
 
 
 class AgentsSettings(Section):
@@ -196,34 +193,31 @@ class AgentsSettings(Section):
         "For calls that name no rollout: open a new one, reject the call, or pass it through unrecorded.", "new"
     )
     max_body_bytes: int = described(
-        "Maximum bytes of a decompressed request body; more return 413. Raise it for agents that send many images.",
+        "Maximum size of a decompressed request body; a larger one gets 413. Raise it for many images.",
         32 * 2**20,
         gt=0,
     )
-    body_timeout_s: float = described("Maximum seconds for receiving a request body; then 408.", 120, gt=0)
+    body_timeout_s: float = described("Maximum time for receiving a request body; then 408.", 120, gt=0)
     idle_timeout_s: float = described(
-        "Maximum seconds for receiving the headers of the first or the next request on a connection.", 75, gt=0
+        "Maximum time for receiving the headers of the first or the next request on a connection.", 75, gt=0
     )
     max_bytes_in_flight: int = described(
-        "Maximum bytes of all request and response bodies of calls in flight; then new calls return 429.", 2**30, gt=0
+        "Maximum size of all bodies of calls in flight; then new calls get 429.", 2**30, gt=0
     )
     client_stall_timeout_s: float = described(
-        "Maximum seconds that a client reads none of the pending data; then it is disconnected.", 120, gt=0
+        "A client that reads no pending data for this time is disconnected.", 120, gt=0
     )
     cut_surplus_calls: bool = described(
-        "Whether calls of rollouts that their over-sampled group does not need are stopped at the engine, "
+        "Whether calls of rollouts that an over-sampled group does not need are stopped at the engine, "
         "within about a second.",
         default=True,
     )
     max_paused: int = described(
-        "Maximum number of calls of a policy that wait during its pause in one process; more return 429.", 10_000, ge=0
+        "Calls of a policy that wait during its pause in one process; more get 429.", 10_000, ge=0
     )
-    pause_timeout_s: float = described(
-        "Maximum seconds that a call waits during a pause; then it returns 429.", 600, gt=0
-    )
+    pause_timeout_s: float = described("How long a call waits during a pause; then it gets 429.", 600, gt=0)
     rollout_cache_bytes: int = described(
-        "Memory of a process for the newest bodies, prompts and turns of rollouts. The rest is read from the "
-        "store again.",
+        "Memory of a process for the newest bodies, prompts and turns; the rest is read from the store again.",
         2**29,
         ge=0,
     )
@@ -234,19 +228,16 @@ class GroupSettings(Section):
     """Groups that `POST /groups` opens: the limits of their rollouts, and rewards that are set late (docs/training-loop.md)."""
 
     idle_s: float | None = described(
-        "`idle_s` of rollouts of groups that set none: a rollout is aborted after this time without a call. "
-        "null: none.",
+        "`idle_s` of groups that set none: a rollout is aborted after this time without a call. null: none.",
         3600,
         gt=0,
     )
     start_s: float = described(
-        "`start_s` of rollouts with `idle_s` that set none: a rollout is aborted after this time without a first call.",
+        "`start_s` beside an `idle_s`, if none is set: a rollout is aborted after this time without a first call.",
         1800,
         gt=0,
     )
-    reward_s: float = described(
-        "Seconds for which claims wait for missing rewards of a complete group. 0: claims do not wait.", 600, ge=0
-    )
+    reward_s: float = described("How long claims wait for missing rewards of a complete group.", 600, ge=0)
     earlier_epochs: Literal["drop", "take"] = described(
         "What claims do with groups of an earlier epoch, unless they choose. `take`: only claims without "
         "`max_staleness` take them.",
@@ -272,19 +263,19 @@ class SamplingSettings(Section):
 class RolloutServerSettings(Section):
     """One rollout server of Osmosis."""
 
-    url: BaseUrl = Field(description="Base URL of the rollout server, such as http://127.0.0.1:9000.")
-    api_key: Key | None = described("API key of the rollout server, if it requires one.")
+    url: BaseUrl = Field(description="Base URL, such as http://127.0.0.1:9000.")
+    api_key: Key | None = described("API key, if it requires one.")
 
 
 class OsmosisSettings(Section):
     """Rollout servers of Osmosis, which run rollouts and report their results."""
 
     servers: dict[str, RolloutServerSettings] = described(
-        "Rollout servers by name, which POST /rollouts/{id}/dispatch can use.", {}
+        "Rollout servers by name, for POST /rollouts/{id}/dispatch.", {}
     )
     server_url: BaseUrl | None = described("Base URL of TokenTape for rollout servers. Default: agents.url.")
     timeout_s: float = described(
-        "Maximum seconds of a rollout at a server that responds when it has finished.", 600, gt=0
+        "Maximum duration of a rollout at a server that responds when it has finished.", 600, gt=0
     )
 
 
@@ -303,7 +294,7 @@ class AuditSettings(Section):
     """Automatic audit of recorded steps."""
 
     sample_rate: float = described(
-        "Fraction of exact steps that are scored again by their vLLM or SGLang engine, one at a time.", 0, ge=0, le=1
+        "Share of exact steps that their engine scores again, one at a time (docs/audit.md).", 0, ge=0, le=1
     )
 
 
@@ -352,12 +343,12 @@ class ThreadSettings(Section):
     """The threads of rollouts (docs/threads.md)."""
 
     export: Literal["all", "agents", "main"] | None = described(
-        "Default of `threads` in exports and claims: `main`, `agents` (all but auxiliary calls) or `all`. "
+        "`threads` of exports and claims that set none: `main`, `agents` or `all` (docs/threads.md). "
         "Default: `agents` with presets, else `all`."
     )
     presets: list[Preset] = described(f"Agents with auxiliary calls and compactions to recognize: {_PRESETS}.", [])
     rules: list[ThreadRuleSettings] = described(
-        "Rules for the kinds of threads. The first rule that a call matches applies.", [], max_length=100
+        "Rules for the kinds of threads; the first that a call matches applies.", [], max_length=100
     )
 
     @property
@@ -370,15 +361,15 @@ class ArchiveSettings(Section):
     """The archive: finished rollouts as Parquet files (docs/datasets.md). It requires the extra `archive`."""
 
     url: str | None = described(
-        "Path, or URL of fsspec such as s3://bucket/rollouts or hf://datasets/user/name, to which `serve` archives "
-        "rollouts. Default: no archive."
+        "Path or URL, such as s3://bucket/rollouts, to which `serve` archives rollouts "
+        "(docs/datasets.md). Default: no archive."
     )
     when: Literal["acknowledged", "finished"] = described(
-        "When rollouts are archived: finished; or acknowledged: members of a group with a size only once its "
-        "batch is acknowledged or the group is dropped.",
+        "finished; or acknowledged: members of a group with a size only once its batch is acknowledged "
+        "or the group is dropped.",
         "acknowledged",
     )
-    older_than_s: float = described("Seconds without a change after which such a rollout is archived.", 3600, ge=0)
+    older_than_s: float = described("Time without a change after which such a rollout is archived.", 3600, ge=0)
     delete: bool = described("Whether archived rollouts are deleted from the store.", default=False)
-    interval_s: float = described("Seconds between two sweeps; each writes new files.", 3600, gt=0)
-    rollouts_per_file: int = described("Maximum number of rollouts in a file.", 1000, ge=1)
+    interval_s: float = described("Time between two sweeps; each writes new files.", 3600, gt=0)
+    rollouts_per_file: int = described("Maximum rollouts in a file.", 1000, ge=1)

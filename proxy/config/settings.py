@@ -55,8 +55,8 @@ class TracingSettings(Section):
     """Export of OpenTelemetry traces (docs/tracing.md), which requires tokentape[otel]."""
 
     endpoint: Annotated[str, AfterValidator(_collector_url)] | None = described(
-        "URL of an OTLP collector, such as http://127.0.0.1:4318 (without a path, /v1/traces is appended), "
-        "which enables traces. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT."
+        "URL of an OTLP collector, which enables traces (docs/tracing.md). Default: "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT."
     )
     protocol: Literal["http/protobuf", "grpc"] = described(
         "Protocol of the collector; grpc requires opentelemetry-exporter-otlp-proto-grpc. Default: "
@@ -113,31 +113,27 @@ class Settings(BaseSettings):
     listen: Listen = described("Address to listen on, as HOST:PORT.", "127.0.0.1:8400")
     listen_tls: ListenTlsSettings = ListenTlsSettings()
     allowed_hosts: list[HostPattern] = described(
-        "Host names of a listener without API keys, besides localhost, IP addresses and the name in "
-        "agents.url: host.docker.internal, *.example.com, or * for any (docs/security.md).",
+        "Names that a listener without API keys has, besides localhost, IP addresses and the name in "
+        "agents.url: *.example.com, or * for any (docs/security.md).",
         [],
     )
     insecure: bool = described(
         "Allow a non-loopback address, or the control API beside agents' keys, without API keys.", default=False
     )
-    workers: int = described("Number of processes that share the port and the store (docs/workers.md).", 1, ge=1)
+    workers: int = described("Processes that share the port and the store (docs/workers.md).", 1, ge=1)
     shutdown_delay_s: float = described(
-        "Seconds after SIGTERM in which calls are still accepted and /ready returns 503, for load balancers.", 0, ge=0
+        "After SIGTERM, how long calls are still accepted while /ready returns 503, for load balancers.", 0, ge=0
     )
     ready_requires_engine: bool = described(
-        "Whether /ready returns 503 while no engine passes a health check. By default, the store decides.",
+        "Whether /ready returns 503 while no engine passes a health check.",
         default=False,
     )
-    drain_timeout_s: float = described(
-        "Maximum seconds for calls in flight to finish on shutdown; then they are aborted.", 60, ge=0
-    )
+    drain_timeout_s: float = described("On shutdown, calls in flight are aborted after this time.", 60, ge=0)
     engines: EnginesSettings = EnginesSettings()
     models: dict[str, str] = described(
         'Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.', {}
     )
-    policies: PolicyTable = described(
-        "Policies by name, each with its models and its own versions, pauses and batches (docs/policies.md).", {}
-    )
+    policies: PolicyTable = described("Policies by name (docs/policies.md).", {})
     threads: ThreadSettings = ThreadSettings()
     sampling: SamplingSettings = SamplingSettings()
     agents: AgentsSettings = AgentsSettings()

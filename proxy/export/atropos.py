@@ -52,9 +52,7 @@ def masked(row: Row) -> list[int]:
 class ScoredDataFormat(Batched, SequenceView):
     """One ScoredDataGroup of one sequence for each sequence; groups combine them.
 
-    Advantages are included if there are any, and references to images. The scores of a teacher are `ref_logprobs`, 1.0
-    where nothing is trained, and its most likely tokens are `distill_token_ids` and `distill_logprobs`, zeros where nothing
-    is trained.
+    Advantages are included if there are any.
     """
 
     name = "scored_data"

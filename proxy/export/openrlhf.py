@@ -1,7 +1,6 @@
 """OpenRLHF 0.11.2's two inputs: the response of an agent, and the Experience that is made from it.
 
-The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1. The
-policy's scores are `action_log_probs`, another scorer's `base_action_log_probs`.
+The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1.
 """
 
 from collections.abc import Mapping
@@ -13,10 +12,7 @@ from proxy.trajectory.sequence import Role, Row
 
 
 class OpenRlhfFormat(SequenceView):
-    """One agent response for each rollout; `action_ranges` has one half-open range for each turn.
-
-    `images` is in rows with images: references to them, in place of paths.
-    """
+    """One agent response for each rollout; `action_ranges` has one half-open range for each turn."""
 
     name = "openrlhf"
     has_images = True

@@ -1,6 +1,6 @@
 """prime-rl's TrainingSample (559b447): an array without field names, encoded as msgpack.
 
-`columns` names the positions. The scores of a teacher are `ref_logprobs`. The last position, which later versions have (pull
+`columns` names the positions. The last position, which later versions have (pull
 request 3431), is null or `[ids, counts]`: the tokens that truncated sampling kept, and their number at each position, 0 where
 nothing is trained. Both are int32 as bytes, and base64 in JSON.
 """

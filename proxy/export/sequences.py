@@ -9,7 +9,6 @@ report, and a trainer's logprobs over all tokens differ: drop or correct such sp
 (SGLang: of tokens, and layers times experts); absent if a step lacks some.
 `policy` is absent for `default`, `thread` unless threads are requested, `epoch` in spans of the first epoch, and `images`
 without images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show it.
-With `rescore`, `rescored` is what scored the row, and `rescored_logprobs` its values, null where nothing is trained.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """SkyRL's GeneratorOutput (a956457): lists by key, one entry per row; joined, or step-wise with one row for each turn.
 
-Rewards are by token: a step's at its last token, the rollout's at the very last. With the stop reason "stop", the
-response must end in the EOS; a turn that ended with a stop string has none, and is refused.
+With the stop reason "stop", the response must end in the EOS; a turn that ended with a stop string has none, and is refused.
 """
 
 from typing import Any, ClassVar

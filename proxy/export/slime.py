@@ -1,8 +1,7 @@
 """slime's Sample (624b824): all tokens, with arrays of the response only.
 
 Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks (`rollout_mask_sums`).
-`rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct. The scores
-of a teacher are `teacher_log_probs` (`--use-opd`; read in 0d234f3).
+`rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from proxy.trajectory.sequence import Role, Row
 
 
 class SlimeFormat(SequenceView):
-    """One sample for each sequence. `multimodal_inputs` is in rows with images: references to them."""
+    """One sample for each sequence."""
 
     name = "slime"
     has_images = True

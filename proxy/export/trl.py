@@ -20,8 +20,7 @@ from proxy.trajectory.sequence import Row
 class TrlFormat(Batched, SequenceView):
     """Separate prompt and completion. `reward` is for the reward functions, and is absent if there is none.
 
-    `images` is in rows with images, and in all of a group if one has images: references, also for the reward functions. The
-    trainer's forward pass uses the images of the dataset.
+    `images` is in all rows of a group if one has images.
     """
 
     name = "trl"

@@ -5,8 +5,7 @@ refused, not cut. `position_ids` are the running sum of the attention mask minus
 repeats the last one: verl's formula, which differs from its comment.
 
 The scores of a teacher are `teacher_logprobs` and `teacher_ids`, as verl's own teachers return them: the most likely tokens of
-each position of the prompt and the response, or the token itself, shifted: position i describes token i + 1. The policy's
-scores are `old_log_probs` of the batch; an AgentLoopOutput has no place for them.
+each position of the prompt and the response, or the token itself, shifted: position i describes token i + 1.
 """
 
 from collections.abc import Mapping
@@ -32,10 +31,7 @@ _BATCHED_TEACHER: Columns = {"teacher_ids": [[IDS]], "teacher_logprobs": [[LOGPR
 
 
 class VerlFormat(SequenceView):
-    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without system messages.
-
-    `multi_modal_data` is in rows with images: references, which the trainer replaces by the images.
-    """
+    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without system messages."""
 
     name = "verl"
     has_images = True
@@ -79,8 +75,7 @@ class VerlFormat(SequenceView):
 class VerlDataProtoFormat(Batched, SequenceView):
     """The tensors of a DataProto of one rollout, as lists; groups combine them.
 
-    `rm_scores` are included if there is a reward. They are by token: a step's reward at its last token, unless it has
-    rewards by token; the rollout's at the very last, if the last step has none.
+    `rm_scores` are included if there is a reward.
     """
 
     name = "verl_dataproto"
