@@ -26,7 +26,29 @@ TokenTape therefore sends the prompt of a call that continues a recorded step as
 
 The bridge is the end of the engine's own rendering (`/tokenize`): TokenTape has no tokenizer, no template and no list of
 models. It compares the prompt ids in the response with those it sent. Agents do not change: any dialect, streamed or not, with
-branches, retries, sub-agents and several choices, because each call continues the step that it repeats.
+branches, retries, sub-agents and several choices.
+
+## Modes
+
+- `off`: the engine renders each call.
+- `faithful` (default): ids are kept wherever the chat template keeps the turn. Where it drops reasoning or rewrites earlier
+  turns, the template decides, and the rollout forks.
+- `append`: what was sampled is never rendered again, also reasoning that the template would drop. Each conversation is one
+  growing sequence, for trainers with one row per rollout.
+
+The header of a call has precedence over its rollout, and the rollout over the settings; null in a `PATCH` restores the
+default. YAML's `off` without quotes is accepted.
+
+```yaml
+continuation: {mode: faithful, timeout_s: 60.0}
+```
+
+```bash
+curl -s 127.0.0.1:8400/rollouts -d '{"rollout_id": "linear", "continuation": "append"}'
+curl -s -X PATCH 127.0.0.1:8400/rollouts/linear -d '{"continuation": "faithful"}'
+curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continuation: off' \
+  -H 'Content-Type: application/json' -d '{"model": "policy", "messages": [{"role": "user", "content": "Hello!"}]}'
+```
 
 ## Which reply is continued
 
@@ -41,29 +63,8 @@ several replies that are equal in text and calls (retries, `n`, sub-agents), the
 
 If replies with different ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`
 lets the engine render what was sent, and `append` refuses (`edited`). Numbers in arguments are compared as JSON has them: `1`,
-`1.0` and `true` are different. A call with prompt ids of its own is never continued by others.
-
-## Modes
-
-- `off`: the engine renders each call.
-- `faithful` (default): ids are kept wherever the chat template keeps the turn. Where it drops reasoning or rewrites earlier
-  turns, the template decides, and the rollout forks.
-- `append`: what was sampled is never rendered again. Each conversation is one growing sequence, with its reasoning. It is for
-  trainers with one row per rollout; prompts contain reasoning that the template would drop.
-
-The header of a call has precedence over its rollout, and the rollout over the settings. YAML's `off` without quotes is
-accepted.
-
-```yaml
-continuation: {mode: faithful, timeout_s: 60.0}
-```
-
-```bash
-curl -s 127.0.0.1:8400/rollouts -d '{"rollout_id": "linear", "continuation": "append"}'
-curl -s -X PATCH 127.0.0.1:8400/rollouts/linear -d '{"continuation": "faithful"}'
-curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continuation: off' \
-  -H 'Content-Type: application/json' -d '{"model": "policy", "messages": [{"role": "user", "content": "Hello!"}]}'
-```
+`1.0` and `true` are different. A text prompt of `/v1/completions` is continued if it begins with the prompt and completion of
+an earlier step, as Atropos' `ManagedServer` sends them.
 
 ## Engines
 
@@ -73,9 +74,9 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 | SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
 | llama.cpp, any other server | not continued | not continued | |
 
-A vLLM that names the field `prompt_token_ids` of chat requests in `/openapi.json` gets the ids there; no release does
-(vllm-project/vllm#55771 is in review), so this is tested with the simulator only. An SGLang endpoint gets ids for chat only
-after its rendering of a step's messages was equal to the step's prompt ids.
+A vLLM that names the field `prompt_token_ids` of chat requests in `/openapi.json` gets the ids there (no release does; tested
+with the simulator). An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's
+prompt ids.
 
 - Tools, parsers, streaming and structured output work as before; clients do not see the injected fields, and usage is the
   engine's.
@@ -88,42 +89,30 @@ after its rendering of a step's messages was equal to the step's prompt ids.
 - Ids are cached in the process (`agents.rollout_cache_bytes`), else read from the store, so other workers and replicas
   continue them, also after a restart.
 
-A text prompt of `/v1/completions` is continued if it begins with the prompt and completion of an earlier step, as Atropos'
-`ManagedServer` sends them; only the rest is tokenized.
-
-## Chat templates
-
-Measured over the 41 original chat templates of TRL 1.16, 34 with tool loops: linear rollouts of six turns in a fresh process,
-sampled as tokens that no tokenizer would choose, with an agent that formats arguments in its own way and drops the reasoning.
-In `append` **all 518 combinations are one sequence**, and no bridge is wrong: text (82), tool loops (68), tool loops with
-content beside the calls (68), a reply cut by `max_tokens` in a thought, in a call or after it (177), replies that a parser
-returns as reasoning only (41), stop strings (41), and text parts that later calls send as one text (41). In `faithful` 167 of
-the 518 are: where a template drops reasoning, opens thoughts, or closes a cut reply, the template decides.
-
-`make continuation-table` prints both tables. With a random model and the template in each request, 321 of 321 rollouts are one
-sequence in `append` on a real vLLM 0.32, and 269 of 271 on a real SGLang 0.5.23 (the model's tokenizer joined the end of a cut
-text with the template's next letters).
-
 ## What append keeps
 
 - **Reasoning** that the template drops stays in the prompt.
 - **A cut reply** (`max_tokens` within a thought or a call) stays as it was sampled, followed by the template's end of the turn
-  and the new messages; the completion of the call that the template would add does not.
+  and the new messages.
 - **Another stop token** than the template writes stays in its place.
 - **Content beside calls** stays where it was sampled, though some templates write it after the results of the calls
   (`gemma4`).
 
 **gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. `append` keeps
 `<|return|>`: six turns are one sequence. In `faithful`, each answer with a successor forks by this one token (`other_stop`),
-and a tool loop only after its answers, since calls end with `<|call|>` in both. [Its
-authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|return|>` only as the last token of a
-target, and with `<|end|>` in the history, without earlier reasoning. Use `faithful` for prompts as the model knows them, and
-`append` for one row per rollout.
+and a tool loop only after its answers. [Its authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with
+`<|return|>` only as the last token of a target, and with `<|end|>` in the history, without earlier reasoning: use `faithful`
+for prompts as the model knows them.
 
 **Stop strings** (`stop`): their tokens were sampled, and the engine cuts them from the visible text. If one begins within a
 token, the prompt has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next prompt has `Bees`. In
-`faithful` such a turn is continued only if the visible text ends where a token does. Continued calls after a stop string have
-the reason `stop_string`.
+`faithful` such a turn is continued only if the visible text ends where a token does (reason `stop_string`).
+
+**Measured** over the 41 original chat templates of TRL 1.16 (`make continuation-table`), with rollouts of six turns, sampled
+as tokens that no tokenizer would choose, tool loops, cut replies, stop strings, and an agent that formats arguments in its own
+way and drops the reasoning: in `append` **all 518 combinations are one sequence**, in `faithful` 167. With a random model and
+the template in each request, 321 of 321 rollouts are one sequence in `append` on a real vLLM 0.32, and 269 of 271 on a real
+SGLang 0.5.23 (the model's tokenizer joined the end of a cut text with the template's next letters).
 
 ## What is not continued
 

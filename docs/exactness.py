@@ -22,15 +22,6 @@ A step is **exact** if all checks show that its ids and logprobs are those that 
 that the engine processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only `include=flagged` exports it.
 A reason that the tables below lack is logged and counted in `tokentape_unexpected_losses_total`.
 
-**Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a limitation
-below; then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after comments as
-keep-alive. `GET /engines` shows the mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in
-`/generate` and unstreamed calls. Tokens of SGLang's live streams of chat and completions get the announced policy version;
-with `replay` each has its own.
-
-**Clients that leave** leave a partial step with the ids of every event that arrived. SGLang aborts a call with one choice by
-its id, so that all of its ids are recorded, also if it is replayed or unstreamed.
-
 **Is training on my engine safe?** Run this against a new engine, a new release or other flags:
 
 ```console
@@ -48,18 +39,24 @@ results; its scores of 1,816 recorded tokens differ by 0.009 on average, 0.062 a
 
 {meanings}
 
+**Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a limitation
+below; then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after comments as
+keep-alive. `GET /engines` shows the mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in
+`/generate` and unstreamed or replayed calls; other tokens get the announced policy version.
+
+**Clients that leave** leave a partial step with the ids of every event that arrived; from SGLang all ids are recorded, because
+TokenTape aborts a call with one choice by its id.
+
 **Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
 
 - `full` (default) and `sampled` record a logprob for each sampled id. For SGLang's completions `sampled` omits the
   alternative to each token.
 - `off` is for trainers that compute logprobs themselves. Steps are still exact, except with SGLang before 0.5.23
-  (`no_token_ids`). The formats `sequences` and `steps` contain null, and formats that require logprobs reject the rollout.
-  Calls whose responses need logprobs (Atropos, Osmosis, llama.cpp's live streams and calls with several choices) still request
-  them.
+  (`no_token_ids`). `sequences` and `steps` contain null; formats that require logprobs reject the rollout. Calls whose
+  responses need logprobs (Atropos, Osmosis, llama.cpp's live streams and calls with several choices) still request them.
 
-**Truncated sampling.** With top-k, top-p or min-p, some engines return logprobs over the kept tokens only. A trainer that
-normalizes over all tokens then computes likelihood ratios other than 1 for unchanged weights; it must normalize over the same
-tokens, the *sampling mask*.
+**Truncated sampling.** With top-k, top-p or min-p, some engines return logprobs over the kept tokens only. A trainer must
+normalize over the same tokens, the *sampling mask*, else likelihood ratios of unchanged weights are not 1.
 
 | engine | logprobs | sampling mask |
 |---|---|---|
@@ -68,20 +65,17 @@ tokens, the *sampling mask*.
 | SGLang | over all tokens; with a mask over the kept ones | of chat calls with a `top_k`, if `record.sampling_masks` is true |
 
 vLLM 0.32.0 returns masks on GPUs only, also in streams, and then status 500 for calls without a `top_k` or with temperature 0.
-SGLang 0.5.23 was run with a `top_k` of at most 4,000. Set a `top_k` for all calls with `sampling.default`.
-
-`logprobs_over` of a row's span is `mask` (the row has `sampling_mask`) or `truncated` (the kept tokens are unknown: drop or
-correct such spans), and absent for logprobs over all tokens ([formats](formats.md#sequences)). Scored again over the recorded
-masks, logprobs differ by less than 1e-5 on SGLang 0.5.23 (temperatures 1 and 0.7), and by 0.010 on average, 0.098 at most, on
-vLLM 0.32.0 in bfloat16 (temperatures 0.7 to 1.5).
+SGLang 0.5.23 was run with a `top_k` of at most 4,000. Set a `top_k` for all calls with `sampling.default`. `logprobs_over` of a
+row's span shows what its logprobs are over ([formats](formats.md#sequences)). Scored again over the recorded masks, logprobs
+differ by less than 1e-5 on SGLang 0.5.23 (temperatures 1 and 0.7), and by 0.010 on average, 0.098 at most, on vLLM 0.32.0 in
+bfloat16 (temperatures 0.7 to 1.5).
 
 **Routed experts** of mixture-of-experts models, for routing replay. `record.routed_experts` requests them for SGLang's chat
 calls (`--enable-return-routed-experts`); vLLM with the same flag returns them for all unstreamed calls, and in streams of
-`/inference/v1/generate`. A continued call requests them from the last sampled token on. Rows of `sequences` carry the experts
-of every token but the last once, or none if a step lacks some; a step with another number is flagged `bad_experts`. Both
-engines return them on GPUs only. vLLM 0.32.0 was run on one, with a small model: every row had them; 7 of 7,033 tokens that
-two calls processed had other experts in the later call, and rows keep the first ones. SGLang's were read in 0.5.23, and run
-with the simulator.
+`/inference/v1/generate`. Both do so on GPUs only. Rows of `sequences` carry the experts of every token but the last once, or
+none if a step lacks some; a step with another number is flagged `bad_experts`. vLLM 0.32.0 was run with a small model: every
+row had them; 7 of 7,033 tokens that two calls processed had other experts in the later call, and rows keep the first ones.
+SGLang's were read in 0.5.23, and run with the simulator.
 """
 
 _UNSEEN = """## What the checks cannot detect
@@ -95,8 +89,6 @@ _UNSEEN = """## What the checks cannot detect
 Clients of a vLLM with `--enable-force-include-usage` get streams of several choices without usage, until a stream of
 one choice of the same rollout, or of three others within ten minutes, reveals the option. Clients of SGLang with
 `stream_response_default_include_usage` get usage only on request.
-
-Steps of [translated dialects](dialects.md) are chat steps, and as exact; what Messages and Responses cannot carry is drift.
 """
 
 
@@ -126,7 +118,7 @@ def _engine(engine: Engine) -> Iterator[str]:
 
 
 def _certified(version: str, found: dict[str, Any]) -> Iterator[str]:
-    """Yield the results of one engine: the number of exact shapes by topic, and the names of the others."""
+    """Yield the results of one engine: the number of shapes by verdict, and the names of those that are not exact."""
     engine, scores = found["engine"], found["scores"]
     streams = " and ".join(f"{dialect} {mode}" for dialect, mode in engine["streams"].items())
     yield f"### {version}, certified with TokenTape {found['tokentape']} on {found['date']}\n"
@@ -136,10 +128,8 @@ def _certified(version: str, found: dict[str, Any]) -> Iterator[str]:
     names: dict[str, dict[str, list[str]]] = {}
     for row in found["rows"]:
         verdicts = {cell["verdict"] for cell in (row["whole"], row["streamed"]) if cell is not None}
-        for verdict in verdicts - {"ok", "not served"}:
+        for verdict in verdicts - {"exact", "ok", "not served"}:
             names.setdefault(verdict, {}).setdefault(row["topic"], []).append(row["name"])
-    exact = "; ".join(f"{topic} ({len(shapes)})" for topic, shapes in names.pop("exact").items())
-    yield f"Exact: {exact}.\n"
     for verdict, topics in names.items():
         listed = "; ".join(f"{topic}: {', '.join(shapes)}" for topic, shapes in topics.items())
         yield f"{f'**{verdict}**' if verdict in FAULTS else verdict.capitalize()}: {listed}.\n"

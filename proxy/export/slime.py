@@ -2,6 +2,7 @@
 
 Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks (`rollout_mask_sums`).
 `rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct.
+`--use-opd` reads `teacher_log_probs` (0d234f3).
 """
 
 from collections.abc import Mapping
