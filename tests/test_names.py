@@ -19,7 +19,7 @@ FOREIGN: dict[str, set[str]] = {
     "llama.cpp": {"/props"},
     "OpenAI's hosted tools": {"code_interpreter", "file_search", "image_generation", "local_shell"},
     "Osmosis' rollout servers": {"POST /rollout", "POST /v1/rollout/init"},
-    "processors of images": {"image_grid_thw", "image_token_id", "load_images", "pixel_values"},
+    "processors of images": {"image_token_id", "load_images"},
     "Python and its packages": {"preexec_fn", "render_jinja_template"},
     "Prometheus": {"tokentape_reward_amount"},
     "routers in front of engines": {
