@@ -134,7 +134,7 @@ def started(kind: str, *arguments: str, checkout: Path | None = None) -> Iterato
 @contextmanager
 def serving(engine: str, folder: str, workers: int) -> Iterator[Server]:
     """Run `serve --workers N` inside the context, without log lines per call."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "proxy", "serve", "--engine", engine, "--listen", f"127.0.0.1:{port}"]
     command += ["--store", f"embedded:{folder}/store", "--workers", str(workers)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_QUIET)
@@ -146,7 +146,8 @@ def serving(engine: str, folder: str, workers: int) -> Iterator[Server]:
         process.wait(30)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
