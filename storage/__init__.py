@@ -14,9 +14,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
-from storage.options import Address, StoreOptions, parse_url
+from storage.options import Address, StoreOptions, are_buckets, parse_url
 from storage.redis.cluster import Cluster
-from storage.redis.connections import Servers, connections_to, connections_to_socket
+from storage.redis.connections import Barrier, Servers, connections_to, connections_to_socket
+from storage.redis.keys import CLUSTER_BUCKETS, DEFAULT_BUCKETS, Layout, creation_key
+from storage.redis.replies import checked
+from storage.redis.scripts import Command
 from storage.redis.server_info import barrier_for, check_supported, fetch_info
 from storage.redis.store import Store
 
@@ -83,9 +86,39 @@ async def _open(servers: Servers, options: StoreOptions, stop: Callable[[], Awai
         for _, info in infos:
             check_supported(info, in_cluster=isinstance(servers, Cluster))
         barrier = await barrier_for(infos, options)
+        layout = Layout(options.prefix, await _buckets(servers, options, barrier))
     except BaseException:
         await servers.close()
         if stop:
             await stop()
         raise
-    return Store(servers, options, barrier, stop)
+    return Store(servers, layout, options, barrier, stop)
+
+
+async def _buckets(servers: Servers, options: StoreOptions, barrier: Barrier) -> int:
+    """Return the number of buckets of the store; create the store, in one command, if it does not exist."""
+    key = creation_key(options.prefix)
+    reading: list[Command] = [("TYPE", key), ("GET", key)]
+    kind, value = await servers.execute(key, reading)
+    if checked(kind) == b"none":
+        wanted = options.buckets or (CLUSTER_BUCKETS if isinstance(servers, Cluster) else DEFAULT_BUCKETS)
+        create = ("HSETNX", key, "buckets", wanted) if wanted == DEFAULT_BUCKETS else ("SET", key, wanted, "NX")
+        created, kind, value, *more = await servers.execute(
+            key, [create, *reading, *barrier.commands], confirmed=barrier.confirmed
+        )
+        if checked(kind) == b"none":
+            checked(created)
+        barrier.check(more)
+    if kind == b"hash":
+        found = DEFAULT_BUCKETS
+    elif kind == b"string" and value.isdigit() and are_buckets(int(value[:9])):
+        found = int(value)
+    else:
+        raise StorageError(f"the key {key.decode()} was not written by TokenTape: use another prefix (store.prefix)")
+    if options.buckets not in (None, found):
+        raise StorageError(
+            f"store.buckets is {options.buckets}, but the store with the prefix {options.prefix!r} was created with {found}: "
+            "remove the setting. A store keeps its number; to change it, move the rollouts with `tokentape archive` and "
+            "`tokentape import` to a store with another prefix"
+        )
+    return found

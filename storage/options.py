@@ -20,6 +20,8 @@ _SCHEMES: Final[dict[str, tuple[Kind, bool]]] = {
 }
 _PATH_SCHEMES: Final[dict[str, Kind]] = {"embedded": "embedded", "unix": "unix"}
 _DEFAULT_PORT: Final = 6379
+MIN_BUCKETS: Final = 16
+MAX_BUCKETS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class StoreOptions:
     has replied (`acknowledged`), when it is on the server's disk (`fsync`), or when it is on `replicas` replicas
     (`replicated`). `timeout_s` limits every wait for the store. `username` and `password` override those in the URL.
     `ca_file`: certificate authorities for TLS; None: the system's. `max_connections`: connections per server; callers
-    wait for a free connection when all are in use.
+    wait for a free connection when all are in use. `buckets`: into how many parts, each in one slot of a cluster, a store that
+    is created divides its keys: a power of two; None: 16 on one server, 256 on a cluster. A store that exists keeps its number.
     """
 
     prefix: str = "tt"
@@ -42,6 +45,7 @@ class StoreOptions:
     ca_file: Path | None = None
     timeout_s: float = 10.0
     max_connections: int = 64
+    buckets: int | None = None
 
     def __post_init__(self) -> None:
         if not self.prefix or "{" in self.prefix or "}" in self.prefix:
@@ -52,6 +56,13 @@ class StoreOptions:
             number = getattr(self, name)
             if number is not None and number <= 0:
                 raise ValueError(f"{name} must be greater than 0, not {number}")
+        if self.buckets is not None and not are_buckets(self.buckets):
+            raise ValueError(f"buckets must be a power of two from {MIN_BUCKETS} to {MAX_BUCKETS}, not {self.buckets}")
+
+
+def are_buckets(count: int) -> bool:
+    """Return whether a store can have this number of buckets."""
+    return MIN_BUCKETS <= count <= MAX_BUCKETS and count.bit_count() == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,9 @@ class StoreSettings(Section):
     replicas: int = described("Replicas that must have a step, with durability: replicated.", 1, ge=1)
     timeout_s: float = described("Timeout of store requests.", 10, gt=0)
     max_connections: int = described("Maximum connections to the store; more calls wait.", 64, gt=0)
+    buckets: int | None = described(
+        "Parts of the store, a power of two from 16 to 1024, chosen when it is created. Default: 16, on a cluster 256.",
+    )
     on_failure: Literal["fail", "spool"] = described(
         "If a step cannot be stored: fail the call, or spool the step to a journal on disk (docs/reliability.md).",
         "fail",

@@ -107,6 +107,7 @@ def store_options(settings: StoreSettings) -> StoreOptions:
         ca_file=settings.ca_file,
         timeout_s=settings.timeout_s,
         max_connections=settings.max_connections,
+        buckets=settings.buckets,
     )
 
 

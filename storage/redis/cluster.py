@@ -4,20 +4,23 @@ Replicas are not used: they may not have data yet that was reported as stored.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.connections import Connections
+from storage.redis.connections import Connections, Request
 from storage.redis.replies import Reply, checked
 from storage.redis.scripts import Command
 
 HostPort = tuple[str, int]
 
 _MAX_REDIRECTS: Final = 5
+_UNSENT: Final = StoreUnreachable("the command was not sent")
 _TRY_AGAIN_INTERVAL_S: Final = 0.1
 _SLOTS_TIMEOUT_S: Final = 1.0  # for each server: a dead one must not delay the request to the next
 
@@ -65,6 +68,50 @@ class Cluster:
                 return replies
             await asyncio.sleep(_TRY_AGAIN_INTERVAL_S)  # some keys of the slot are being moved to another server
         raise StoreUnreachable(f"slot {slot} of the cluster is being moved to another server; try again later")
+
+    async def execute_all(
+        self,
+        requests: Sequence[Request],
+        after: Sequence[Command] = (),
+        *,
+        shared: bool = False,
+        confirmed: bool = False,
+    ) -> list[list[Reply] | StorageError]:
+        """Send the commands of all requests, in one write to each primary; see `Servers.execute_all`.
+
+        Requests that are redirected, or that have a new primary after theirs could not be reached, are sent again one by one.
+        """
+        found: list[list[Reply] | StorageError] = [_UNSENT] * len(requests)
+
+        async def send_one(number: int) -> None:
+            key, commands = requests[number]
+            try:
+                found[number] = await self.execute(key, [*commands, *after], shared=shared, confirmed=confirmed)
+            except StorageError as error:
+                found[number] = error
+
+        async def send_to(owner: HostPort, numbers: Sequence[int]) -> None:
+            parts = [requests[number] for number in numbers]
+            replies = await self._server(owner).execute_all(parts, after, shared=shared, confirmed=confirmed)
+            for number, reply in zip(numbers, replies, strict=True):
+                found[number] = reply
+            again = [number for number, reply in zip(numbers, replies, strict=True) if _is_redirected(reply)]
+            if isinstance(replies[0], StoreUnreachable):
+                with suppress(StorageError):
+                    await self._refresh(self._refreshes)
+                again = [
+                    number for number in numbers if self._owners[key_slot(requests[number][0])] not in (owner, None)
+                ]
+            await asyncio.gather(*map(send_one, again))
+
+        owners: defaultdict[HostPort, list[int]] = defaultdict(list)
+        for number, (key, _) in enumerate(requests):
+            try:
+                owners[await self._owner(key_slot(key))].append(number)
+            except StorageError as error:
+                found[number] = error
+        await asyncio.gather(*(send_to(owner, numbers) for owner, numbers in owners.items()))
+        return found
 
     async def all(self) -> list[Connections]:
         """Return all primaries."""
@@ -128,3 +175,7 @@ class Cluster:
             # An empty host is the host of the server that replied.
             owners[start : end + 1] = [((host or b"").decode() or source[0], port)] * (end + 1 - start)
         self._owners = owners
+
+
+def _is_redirected(replies: list[Reply] | StorageError) -> bool:
+    return isinstance(replies, list) and isinstance(replies[0], MovedError | AskError | TryAgainError)

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from inspect import signature
+from itertools import islice
 from typing import Any, Final, Protocol, TypeAlias
 
 from hiredis import Reader, pack_command
@@ -24,7 +25,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from storage.errors import StoreUnreachable
+from storage.errors import StorageError, StoreUnreachable
 from storage.options import Address, StoreOptions
 from storage.redis.replies import Reply, checked, translated
 from storage.redis.scripts import Command
@@ -45,6 +46,7 @@ _INCOMPLETE: Final = object()  # instead of a reply
 
 _Caller: TypeAlias = tuple["asyncio.Future[list[Reply]]", list[Reply]]  # who waits, and the replies that it has already
 _Callers: TypeAlias = Sequence[_Caller]
+Request: TypeAlias = tuple[bytes, Sequence[Command]]  # a key, and commands for the server that has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,20 @@ class Servers(Protocol):
         self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
     ) -> list[Reply]:
         """Send commands to the server that has `key`; see `Connections.execute`."""
+        ...
+
+    async def execute_all(
+        self,
+        requests: Sequence[Request],
+        after: Sequence[Command] = (),
+        *,
+        shared: bool = False,
+        confirmed: bool = False,
+    ) -> "list[list[Reply] | StorageError]":
+        """Send the commands of all requests, in one write to each server; return the replies of each request, or its error.
+
+        `after` follows the last command of each server; its replies are added to those of each request of that server.
+        """
         ...
 
     async def all(self) -> "list[Connections]":
@@ -166,6 +182,23 @@ class Connections:
         except (RedisError, OSError) as error:
             raise translated(error, self.address, self._timeout_s) from error
         raise StoreUnreachable("the store is closed")
+
+    async def execute_all(
+        self,
+        requests: Sequence[Request],
+        after: Sequence[Command] = (),
+        *,
+        shared: bool = False,
+        confirmed: bool = False,
+    ) -> "list[list[Reply] | StorageError]":
+        """Send the commands of all requests in one write; see `Servers.execute_all`."""
+        commands = [command for _, own in requests for command in own]
+        try:
+            replies = await self.execute(b"", [*commands, *after], shared=shared, confirmed=confirmed)
+        except StorageError as error:
+            return [error] * len(requests)
+        own, common = iter(replies), replies[len(commands) :]
+        return [[*islice(own, len(sent)), *common] for _, sent in requests]
 
     async def all(self) -> "list[Connections]":
         """Return the server itself: it is not a cluster."""

@@ -1,6 +1,6 @@
 """All keys of the store, with their types and lifetimes. No other module contains a key name.
 
-ID is the percent-encoded name of a rollout; B is one of the sixteen `BUCKETS`, chosen by a hash of ID. Keys of a rollout:
+ID is the percent-encoded name of a rollout; B is the tag of a bucket of the store, chosen by a hash of ID. Keys of a rollout:
 
     {prefix}:{B}:rollout:ID     hash   birth, created_ms, touched_ms, held, f:FIELD -> bytes, n:COUNT -> integer
     {prefix}:{B}:records:ID     list   the records, in the order in which they were appended
@@ -19,7 +19,8 @@ Keys of a bucket:
     {prefix}:{B}:cache          hash   name -> Unix ms at which the value expires (15 digits) + bytes
     {prefix}:{B}:cache-expiry   zset   the same names -> Unix ms; {prefix}:{B}:cache-bytes has the size of all values
 Keys of the store:
-    {prefix}:constants          hash   name -> bytes
+    {prefix}:constants          hash   name -> bytes; in a store with another number of buckets than 16: the number (string)
+    {prefix}:set-once           hash   the constants of such a store
 `birth` is the incarnation; `held` has the reservations.
 
 Groups are stored like rollouts without records, under the prefix `{prefix}.groups`. A group and rollouts with names in the
@@ -34,25 +35,54 @@ is longer, so that a late append can distinguish deleted from expired rollouts. 
 
 Percent-encoded names have only letters, digits and `_.-~%`, so no name can produce the key of another. The braces are hash
 tags: Redis Cluster stores a bucket in one slot, so that one script can open, list and delete a rollout. The slots of the
-sixteen tags are distributed evenly, one in each sixteenth of the slots.
+tags are distributed evenly: of N tags, one is in each N-th part of the slots.
+
+The number of buckets is chosen when a store is created (docs/decisions/146). 0.1.0 knows 16 only: its HSETNX of a constant
+fails (WRONGTYPE) in a store with another number, so that it cannot start there.
 """
 
-from binascii import crc32
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final
+from binascii import crc32, crc_hqx
+from functools import cached_property, lru_cache
+from itertools import product
+from string import ascii_lowercase, digits
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from storage.options import MAX_BUCKETS
 from storage.types import DEFAULT_QUEUE
 
-BUCKETS: Final = (
+DEFAULT_BUCKETS: Final = 16  # of a store on one server, and of every store of 0.1.0
+CLUSTER_BUCKETS: Final = 256  # of a store on a cluster: a bucket is one slot, which cannot be split
+AGE_DIGITS: Final = 15  # Unix ms until the year 33658; the scripts contain the same number
+GROUPS: Final = ".groups"  # appended to the prefix
+BATCHES: Final = ".batches"
+
+_TAGS_OF_16: Final = (
     "18", "5x", "dj", "3r", "d2", "pv", "uh", "iy", "ly", "h9", "uv", "q6", "9s", "5f", "dt", "ha",
 )  # fmt: skip
-AGE_DIGITS: Final = 15  # Unix ms until the year 33658; the scripts contain the same number
+_SLOTS: Final = 16_384
+_TAG_CHARACTERS: Final = digits + ascii_lowercase
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutKeys:
+class Bucket(NamedTuple):
+    """The keys of a bucket."""
+
+    prefix: str
+    listing: bytes
+    expiry: bytes
+    announcements: bytes
+    heartbeats: bytes
+    timers: bytes
+    deleted: bytes
+    cache: tuple[bytes, bytes, bytes]  # the cached values, their expiry times, their size
+
+    def queue(self, name: str = DEFAULT_QUEUE) -> bytes:
+        """Return the key of a queue, in the namespace of groups."""
+        suffix = "" if name == DEFAULT_QUEUE else f":{_encoded(name)}"
+        return f"{self.prefix}queue{suffix}".encode()
+
+
+class RolloutKeys(NamedTuple):
     """The keys of a rollout and of its bucket. `all`: the seven keys of the rollout in the order in which scripts get them."""
 
     encoded: bytes
@@ -69,79 +99,96 @@ class RolloutKeys:
     all: tuple[bytes, ...]
 
 
-GROUPS: Final = ".groups"  # appended to the prefix
-BATCHES: Final = ".batches"
+class Layout:
+    """The keys of one namespace of a store, by its prefix and its number of buckets."""
+
+    def __init__(self, prefix: str, buckets: int = DEFAULT_BUCKETS) -> None:
+        self.prefix = prefix
+        self.buckets = tuple(_bucket(f"{prefix}:{{{tag}}}:") for tag in bucket_tags(buckets))
+        self.rollout = lru_cache(maxsize=4096)(self._rollout)  # the keys of the rollout with this name
+
+    def __repr__(self) -> str:
+        return f"<Layout {self.prefix}, {len(self.buckets)} buckets>"
+
+    @property
+    def constants(self) -> bytes:
+        """The key of the constants of the store."""
+        name = "constants" if len(self.buckets) == DEFAULT_BUCKETS else "set-once"
+        return f"{self.prefix}:{name}".encode()
+
+    @cached_property
+    def groups(self) -> "Layout":
+        """The keys of groups and of their queues."""
+        return Layout(self.prefix + GROUPS, len(self.buckets))
+
+    @cached_property
+    def batches(self) -> "Layout":
+        """The keys of batches."""
+        return Layout(self.prefix + BATCHES, len(self.buckets))
+
+    def bucket(self, name: str) -> Bucket:
+        """Return the bucket of a name; the same one in each namespace."""
+        return self.buckets[crc32(_encoded(name).encode()) % len(self.buckets)]
+
+    def _rollout(self, name: str) -> RolloutKeys:
+        encoded, bucket = _encoded(name), self.bucket(name)
+        rollout, records, positions, blocks, marks = own = tuple(
+            f"{bucket.prefix}{part}:{encoded}".encode()
+            for part in ("rollout", "records", "positions", "blocks", "marks")
+        )
+        return RolloutKeys(
+            encoded=encoded.encode(),
+            rollout=rollout,
+            records=records,
+            positions=positions,
+            blocks=blocks,
+            marks=marks,
+            listing=bucket.listing,
+            expiry=bucket.expiry,
+            announcements=bucket.announcements,
+            deleted=bucket.deleted,
+            timers=bucket.timers,
+            all=(*own, bucket.listing, bucket.expiry),
+        )
 
 
-def bucket_for(name: str) -> str:
-    """Return the bucket of a name."""
-    return BUCKETS[crc32(_encoded(name).encode()) % len(BUCKETS)]
+def _bucket(prefix: str) -> Bucket:
+    start = prefix.encode()
+    return Bucket(
+        prefix,
+        listing=start + b"listing",
+        expiry=start + b"expiry",
+        announcements=start + b"notices",
+        heartbeats=start + b"beats",
+        timers=start + b"timers",
+        deleted=start + b"deleted",
+        cache=(start + b"cache", start + b"cache-expiry", start + b"cache-bytes"),
+    )
+
+
+@lru_cache
+def bucket_tags(count: int) -> tuple[str, ...]:
+    """Return the tags of this number of buckets, one in each equal range of slots. They must not change: keys have them."""
+    if count == DEFAULT_BUCKETS:
+        return _TAGS_OF_16
+    found: dict[int, str] = {}
+    for length in (2, 3):
+        for characters in product(_TAG_CHARACTERS, repeat=length):
+            tag = "".join(characters)
+            found.setdefault(crc_hqx(tag.encode(), 0) % _SLOTS * count // _SLOTS, tag)
+            if len(found) == count:
+                return tuple(found[number] for number in range(count))
+    raise ValueError(f"{count} buckets: use at most {MAX_BUCKETS}")
+
+
+def creation_key(prefix: str) -> bytes:
+    """Return the key that exists as soon as a store does; its type and value determine the number of buckets."""
+    return f"{prefix}:constants".encode()
 
 
 def _encoded(name: str) -> str:
     # surrogatepass: a name with a lone surrogate is not valid UTF-8, but it must be usable and distinct.
     return quote(name, safe="", errors="surrogatepass")
-
-
-@lru_cache(maxsize=4096)
-def rollout_keys(prefix: str, rollout: str) -> RolloutKeys:
-    """Return the keys of the rollout with this name."""
-    encoded, bucket = _encoded(rollout), bucket_for(rollout)
-    listing, expiry = bucket_keys(prefix, bucket)
-    parts = ("rollout", "records", "positions", "blocks", "marks")
-    own = {part: f"{prefix}:{{{bucket}}}:{part}:{encoded}".encode() for part in parts}
-    return RolloutKeys(
-        encoded=encoded.encode(),
-        listing=listing,
-        expiry=expiry,
-        announcements=announcements_key(prefix, bucket),
-        deleted=deleted_key(prefix, bucket),
-        timers=timers_key(prefix, bucket),
-        all=(*own.values(), listing, expiry),
-        **own,
-    )
-
-
-def bucket_keys(prefix: str, bucket: str) -> tuple[bytes, bytes]:
-    """Return the keys of the listing of a bucket and of the expiry of its members."""
-    return f"{prefix}:{{{bucket}}}:listing".encode(), f"{prefix}:{{{bucket}}}:expiry".encode()
-
-
-def queue_key(prefix: str, bucket: str, queue: str = DEFAULT_QUEUE) -> bytes:
-    """Return the key of a queue of the groups of a bucket."""
-    suffix = "" if queue == DEFAULT_QUEUE else f":{_encoded(queue)}"
-    return f"{prefix}{GROUPS}:{{{bucket}}}:queue{suffix}".encode()
-
-
-def announcements_key(prefix: str, bucket: str) -> bytes:
-    """Return the key of the announcements of a bucket."""
-    return f"{prefix}:{{{bucket}}}:notices".encode()
-
-
-def deleted_key(prefix: str, bucket: str) -> bytes:
-    """Return the key of the deleted incarnations of a bucket."""
-    return f"{prefix}:{{{bucket}}}:deleted".encode()
-
-
-def timers_key(prefix: str, bucket: str) -> bytes:
-    """Return the key of the timers of a bucket."""
-    return f"{prefix}:{{{bucket}}}:timers".encode()
-
-
-def heartbeats_key(prefix: str, bucket: str) -> bytes:
-    """Return the key of the heartbeats of a bucket."""
-    return f"{prefix}:{{{bucket}}}:beats".encode()
-
-
-def cache_keys(prefix: str, bucket: str) -> tuple[bytes, bytes, bytes]:
-    """Return the keys of the cached values of a bucket, of their expiry times and of their size."""
-    values = f"{prefix}:{{{bucket}}}:cache".encode()
-    return values, values + b"-expiry", values + b"-bytes"
-
-
-def constants_key(prefix: str) -> bytes:
-    """Return the key of the constants of the store."""
-    return f"{prefix}:constants".encode()
 
 
 def decoded_name(encoded: bytes) -> str | None:

@@ -1,14 +1,13 @@
 """The queues of groups on Redis: each method is one script in the bucket of its group."""
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from storage.errors import FieldsChanged
 from storage.redis import scripts
-from storage.redis.keys import BUCKETS, GROUPS, bucket_for, decoded_name, queue_key, rollout_keys
+from storage.redis.keys import Layout, decoded_name
 from storage.redis.replies import Reply, decode_entity, encode_optional
-from storage.redis.scripts import RunScript, Script
+from storage.redis.scripts import RunScript, RunScripts, Script, whole
 from storage.types import DEFAULT_QUEUE, MAX_LEASE_MS, QueueCounts, QueuedGroup, StoredEntity
 
 _NO_HOLDER: Final = "-"
@@ -24,9 +23,10 @@ class Queue:
     response was lost. A holder name must be used for one claim only.
     """
 
-    def __init__(self, run: RunScript, prefix: str, ttl_s: int) -> None:
+    def __init__(self, run: RunScript, run_all: RunScripts, groups: Layout, ttl_s: int) -> None:
         self._run = run
-        self._prefix = prefix
+        self._run_all = run_all
+        self._layout = groups
         self._ttl_s = ttl_s
 
     async def enqueue(
@@ -54,23 +54,19 @@ class Queue:
 
     async def list_available(self, limit: int, queue: str = DEFAULT_QUEUE) -> list[QueuedGroup]:
         """Return groups of a queue without a holder, oldest first (to the millisecond): at least the first `limit` of them."""
-        keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
-        parts = await asyncio.gather(*(self._run(scripts.QUEUE_AVAILABLE, [key], [max(1, limit)]) for key in keys))
+        parts = await self._in_all(scripts.QUEUE_AVAILABLE, queue, max(1, limit))
         found = [_queued(entry, queue) for part in parts for entry in part]
         return sorted(filter(None, found), key=lambda queued: _age(queued.entry_id))
 
     async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
         """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
-        keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
-        parts = await asyncio.gather(*(self._run(scripts.QUEUE_COUNTS, [key], []) for key in keys))
-        available, claimed, ages = zip(*parts, strict=True)
+        available, claimed, ages = zip(*await self._in_all(scripts.QUEUE_COUNTS, queue), strict=True)
         return QueueCounts(sum(available), sum(claimed), max(ages))
 
     async def holders(self, queue: str = DEFAULT_QUEUE) -> dict[str, int]:
         """Return the holders of groups of a queue, and for how many ms (by the server's clock) each did not claim or extend."""
-        keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
         found: dict[str, int] = {}
-        for part in await asyncio.gather(*(self._run(scripts.QUEUE_HOLDERS, [key], []) for key in keys)):
+        for part in await self._in_all(scripts.QUEUE_HOLDERS, queue):
             for name, silent_ms in part:
                 holder = name.decode()
                 found[holder] = min(silent_ms, found.get(holder, silent_ms))
@@ -101,6 +97,9 @@ class Queue:
         """Remove the group from its queue; return False if this holder does not have it (also on a repeated call)."""
         return await self._move(group, holder, _REMOVED, 0, fields, now_ms)
 
+    async def _in_all(self, script: Script, queue: str, *arguments: int) -> Sequence[Reply]:
+        return whole(await self._run_all(script, [([part.queue(queue)], arguments) for part in self._layout.buckets]))
+
     async def _move(
         self,
         group: QueuedGroup,
@@ -118,8 +117,8 @@ class Queue:
     async def _write(
         self, script: Script, group: str, queues: Iterable[str], now_ms: int, *arguments: bytes | str | int
     ) -> Reply:
-        keys, bucket = rollout_keys(self._prefix + GROUPS, group), bucket_for(group)
-        all_keys = (*keys.all, *(queue_key(self._prefix, bucket, queue) for queue in queues))
+        keys, bucket = self._layout.rollout(group), self._layout.bucket(group)
+        all_keys = (*keys.all, *map(bucket.queue, queues))
         return await self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
 
 

@@ -16,6 +16,8 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+from storage.errors import StorageError
+
 Command: TypeAlias = tuple[bytes | str | int, ...]
 
 _LUA: Final = Path(__file__).with_name("lua")
@@ -41,6 +43,24 @@ class RunScript(Protocol):
     def __call__(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Awaitable[Any]:
         """Return the reply of the script."""
         ...
+
+
+class RunScripts(Protocol):
+    """A function that runs a script in several buckets: one write to each server."""
+
+    def __call__(
+        self, script: Script, requests: Sequence[tuple[Sequence[bytes], Sequence[bytes | str | int]]]
+    ) -> Awaitable[Sequence[Any]]:
+        """Return the reply, or the `StorageError`, of each request: keys of one bucket, and arguments."""
+        ...
+
+
+def whole(replies: Sequence[Any]) -> Sequence[Any]:
+    """Return the replies of all buckets. Raises the `StorageError` of the first that has one."""
+    for reply in replies:
+        if isinstance(reply, StorageError):
+            raise reply
+    return replies
 
 
 def _load(*names: str) -> Script:

@@ -9,33 +9,26 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from secrets import token_hex
 from typing import Any, Final
 from urllib.parse import unquote
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, RolloutExpired, StoreUnreachable
+from storage.errors import (
+    FieldsChanged,
+    MissingBlocks,
+    RolloutDeleted,
+    RolloutExpired,
+    StorageError,
+    StoreUnreachable,
+)
 from storage.options import StoreOptions
 from storage.redis import scripts
 from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers
-from storage.redis.keys import (
-    AGE_DIGITS,
-    BATCHES,
-    BUCKETS,
-    GROUPS,
-    RolloutKeys,
-    announcements_key,
-    bucket_for,
-    bucket_keys,
-    cache_keys,
-    constants_key,
-    decoded_name,
-    heartbeats_key,
-    rollout_keys,
-    timers_key,
-)
+from storage.redis.keys import AGE_DIGITS, Layout, RolloutKeys, decoded_name
 from storage.redis.queue import Queue
 from storage.redis.replies import (
     Reply,
@@ -47,7 +40,7 @@ from storage.redis.replies import (
     readable,
     refused,
 )
-from storage.redis.scripts import Command, RunScript, Script
+from storage.redis.scripts import Command, RunScript, RunScripts, Script, whole
 from storage.redis.server_info import fetch_info, summarize
 from storage.types import (
     Announcement,
@@ -66,14 +59,15 @@ from storage.types import (
 class Announcements:
     """Small values that every `Store.open` returns together with the rollout. They do not expire.
 
-    `run` waits for durability, `run_fast` does not.
+    `run` and `run_all` wait for durability, `run_fast` does not.
     """
 
-    def __init__(self, run: RunScript, prefix: str, *, run_fast: RunScript) -> None:
+    def __init__(self, run: RunScript, run_all: RunScripts, layout: Layout, *, run_fast: RunScript) -> None:
         self._run = run
+        self._run_all = run_all
         self._run_fast = run_fast
-        self._heartbeats = heartbeats_key(prefix, BUCKETS[0])
-        self._keys = [announcements_key(prefix, bucket) for bucket in BUCKETS]
+        self._heartbeats = layout.buckets[0].heartbeats
+        self._keys = [bucket.announcements for bucket in layout.buckets]
 
     async def announce(self, name: str, value: bytes) -> Announcement:
         """Set a value and return it. Each `open` that starts after this returned gets this value or a later one."""
@@ -89,8 +83,8 @@ class Announcements:
         return number
 
     async def _announced(self, name: str, value: bytes, number: int) -> Announcement:
-        others = self._keys[1:]
-        await asyncio.gather(*(self._run(scripts.ANNOUNCE, [key], (name, value, number, "")) for key in others))
+        arguments = (name, value, number, "")
+        whole(await self._run_all(scripts.ANNOUNCE, [([key], arguments) for key in self._keys[1:]]))
         return Announcement(value, number)
 
     async def read(self) -> dict[str, Announcement]:
@@ -115,19 +109,19 @@ class Reservations:
     `Store.open` makes a reservation, `Store.append` of the record with its name uses it up, and it ends with its lease.
     """
 
-    def __init__(self, run: RunScript, prefix: str) -> None:
+    def __init__(self, run: RunScript, layout: Layout) -> None:
         self._run = run
-        self._prefix = prefix
+        self._layout = layout
 
     def __repr__(self) -> str:
-        return f"<Reservations under {self._prefix}>"
+        return f"<Reservations under {self._layout.prefix}>"
 
     async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
         """Set the lease to end this long from now; 0 releases the reservation.
 
         Does nothing if the rollout has another incarnation now.
         """
-        keys = rollout_keys(self._prefix, rollout)
+        keys = self._layout.rollout(rollout)
         await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))
 
 
@@ -137,11 +131,11 @@ _NAMES_PAGE: Final = 1000
 
 
 class Listing:
-    """All names of a store, newest first. `run` does not wait for durability."""
+    """All names of a store, newest first. `run_all` does not wait for durability."""
 
-    def __init__(self, run: RunScript, prefix: str) -> None:
-        self._run = run
-        self._prefix = prefix
+    def __init__(self, run_all: RunScripts, layout: Layout) -> None:
+        self._run_all = run_all
+        self._keys = [(bucket.listing, bucket.expiry) for bucket in layout.buckets]
 
     async def page(self, cursor: str | None, limit: int, since_ms: int | None) -> Page:
         """Return one page. Raises `ValueError` for an invalid cursor."""
@@ -152,8 +146,8 @@ class Listing:
         newest = b"(" + _member(cursor) if cursor else b"+"
         oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
         limit = max(1, limit)
-        keys = (bucket_keys(self._prefix, bucket) for bucket in BUCKETS)
-        parts = await asyncio.gather(*(self._run(scripts.LIST, pair, (newest, oldest, limit + 1)) for pair in keys))
+        arguments = (newest, oldest, limit + 1)
+        parts = whole(await self._run_all(scripts.LIST, [(pair, arguments) for pair in self._keys]))
         merged = sorted((member for part in parts for member in part), reverse=True)
         names = (decoded_name(member[AGE_DIGITS:]) for member in merged[:limit])
         return Page(tuple(filter(None, names)), _cursor(merged[limit - 1]) if len(merged) > limit else None)
@@ -181,26 +175,27 @@ def _member(cursor: str) -> bytes:
 class Timers:
     """The timers of rollouts. They do not wait for durability, and every method is safe to repeat."""
 
-    def __init__(self, run: RunScript, prefix: str) -> None:
+    def __init__(self, run: RunScript, run_all: RunScripts, layout: Layout) -> None:
         self._run = run
-        self._prefix = prefix
-        self._keys = [timers_key(prefix, bucket) for bucket in BUCKETS]
+        self._run_all = run_all
+        self._layout = layout
+        self._keys = [bucket.timers for bucket in layout.buckets]
 
     def __repr__(self) -> str:
-        return f"<Timers under {self._prefix}>"
+        return f"<Timers under {self._layout.prefix}>"
 
     async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
         """Return timers that have expired, and set each to `until_ms`, so that no other claim returns it before.
 
-        Each of the store's sixteen parts returns up to `limit` timers, the earliest first. Parts that fail return none; raises
-        `StorageError` if one failed and the others have none.
+        Each bucket returns up to `limit` timers, the earliest first. Buckets that fail return none; raises `StorageError` if
+        one failed and the others have none.
         """
-        claims = (self._run(scripts.TIMERS_CLAIM, [key], (now_ms, until_ms, limit)) for key in self._keys)
-        parts = await asyncio.gather(*claims, return_exceptions=True)
-        failures = [part for part in parts if isinstance(part, BaseException)]
+        arguments = (now_ms, until_ms, limit)
+        parts = await self._run_all(scripts.TIMERS_CLAIM, [([key], arguments) for key in self._keys])
+        failures = [part for part in parts if isinstance(part, StorageError)]
         claimed = []
         for key, part in zip(self._keys, parts, strict=True):
-            for member in () if isinstance(part, BaseException) else part:
+            for member in () if isinstance(part, StorageError) else part:
                 if (timer := _timer(member)) is None:  # no name of a rollout: no reader would ever remove it
                     await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
                 else:
@@ -215,8 +210,8 @@ class Timers:
         for timer, time_ms in times.items():
             key, member = self._place(timer)
             buckets[key] += (member, "" if time_ms is None else time_ms)
-        moves = (self._run(scripts.TIMERS_MOVE, [key], (from_ms, *moved)) for key, moved in buckets.items())
-        await asyncio.gather(*moves)
+        moves = [([key], (from_ms, *moved)) for key, moved in buckets.items()]
+        whole(await self._run_all(scripts.TIMERS_MOVE, moves))
 
     async def remove(self, timer: Timer) -> None:
         """Remove a timer; one that does not exist is no error."""
@@ -225,7 +220,7 @@ class Timers:
 
     def _place(self, timer: Timer) -> tuple[bytes, bytes]:
         """Return the key and the member of a timer."""
-        keys = rollout_keys(self._prefix, timer.rollout)
+        keys = self._layout.rollout(timer.rollout)
         return keys.timers, keys.encoded + b" " + timer.incarnation.encode()
 
 
@@ -241,9 +236,9 @@ _IDLE_TIMEOUT_S: Final = 10.0
 class Changes:
     """Notifications about changes of rollouts, made by any process. They are not stored."""
 
-    def __init__(self, servers: Servers, prefix: str) -> None:
+    def __init__(self, servers: Servers, layout: Layout) -> None:
         self._servers = servers
-        self._channels = [bucket_keys(prefix, bucket)[0] for bucket in BUCKETS]
+        self._channels = [bucket.listing for bucket in layout.buckets]
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[AsyncIterator[Change | None]]:
@@ -275,26 +270,26 @@ def decode_change(message: bytes) -> Change:
 class Cache:
     """Values that any process of the store may have written. They do not wait for durability, and may be gone at any time."""
 
-    def __init__(self, run: RunScript, prefix: str) -> None:
+    def __init__(self, run: RunScript, layout: Layout) -> None:
         self._run = run
-        self._prefix = prefix
+        self._layout = layout
 
     def __repr__(self) -> str:
-        return f"<Cache under {self._prefix}>"
+        return f"<Cache under {self._layout.prefix}>"
 
     async def get(self, name: str) -> bytes | None:
         """Return a value that was put at most its lifetime ago, or None."""
-        values, _, _ = cache_keys(self._prefix, bucket_for(name))
+        values, _, _ = self._layout.bucket(name).cache
         value: bytes | None = await self._run(scripts.CACHE_GET, [values], (name,))
         return value
 
     async def put(self, name: str, value: bytes, *, lifetime_s: int, limit: int) -> None:
         """Set a value. If all values have more than `limit` bytes, the oldest are removed first.
 
-        The limit applies to each of the store's sixteen parts by its share. A value above the share is not kept.
+        The limit applies to each bucket by its share. A value above the share is not kept.
         """
-        keys = cache_keys(self._prefix, bucket_for(name))
-        await self._run(scripts.CACHE_PUT, keys, (name, value, lifetime_s * 1000, limit // len(BUCKETS)))
+        share = limit // len(self._layout.buckets)
+        await self._run(scripts.CACHE_PUT, self._layout.bucket(name).cache, (name, value, lifetime_s * 1000, share))
 
 
 _DELETED, _EXPIRED, _MISSING = -1, -2, -3  # results of append.lua
@@ -312,25 +307,25 @@ class Store:
     def __init__(
         self,
         servers: Servers,
+        layout: Layout,
         options: StoreOptions,
         barrier: Barrier,
         stop: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self.layout = layout
         self._servers = servers
-        self._prefix = options.prefix
+        self._options = options
         self._ttl_s = options.ttl_s or 0
-        self._durability = options.durability
         self._barrier = barrier
         self._stop = stop
-        self._namespaces: dict[str, Store] = {}
-        run_durable, run_pooled = partial(self._run, durable=True), partial(self._run, shared=False)
-        self._listing = Listing(run_pooled, options.prefix)
-        self.announcements = Announcements(run_durable, options.prefix, run_fast=self._run)
-        self.reservations = Reservations(self._run, options.prefix)
-        self.changes = Changes(servers, options.prefix)
-        self.timers = Timers(self._run, options.prefix)
-        self.cache = Cache(run_pooled, options.prefix)
-        self.queue = Queue(run_durable, options.prefix, self._ttl_s)
+        run_durable, run_all_durable = partial(self._run, durable=True), partial(self._run_all, durable=True)
+        self._listing = Listing(partial(self._run_all, shared=False), layout)
+        self.announcements = Announcements(run_durable, run_all_durable, layout, run_fast=self._run)
+        self.reservations = Reservations(self._run, layout)
+        self.changes = Changes(servers, layout)
+        self.timers = Timers(self._run, self._run_all, layout)
+        self.cache = Cache(partial(self._run, shared=False), layout)
+        self.queue = Queue(run_durable, self._run_all, layout.groups, self._ttl_s)
 
     def __repr__(self) -> str:
         return f"<Store {self._servers!r}>"
@@ -352,7 +347,7 @@ class Store:
         A reservation is made if one is requested and the rollout has fewer records and reservations than its limit.
         """
         incarnation = token_hex(8)
-        keys = rollout_keys(self._prefix, rollout)
+        keys = self.layout.rollout(rollout)
         all_keys = [*keys.all, keys.announcements]
         arguments: list[bytes | str | int] = [keys.encoded, now_ms, self._ttl_s, incarnation, *(reservation or ("", 0))]
         for name, value in fields.items():
@@ -374,19 +369,19 @@ class Store:
         """The lifetime of a rollout after its last write, in seconds; None: rollouts do not expire."""
         return self._ttl_s or None
 
-    @property
+    @cached_property
     def groups(self) -> "Store":
         """The groups: entities with fields and marks, in a namespace separate from rollouts."""
-        return self._namespace(GROUPS, self._ttl_s)
+        return self._namespace(self.layout.groups, self._ttl_s)
 
-    @property
+    @cached_property
     def batches(self) -> "Store":
         """The batches, stored like groups, with a lifetime of at most one week."""
-        return self._namespace(BATCHES, min(self._ttl_s or _BATCH_TTL_S, _BATCH_TTL_S))
+        return self._namespace(self.layout.batches, min(self._ttl_s or _BATCH_TTL_S, _BATCH_TTL_S))
 
     def same_slot(self, group: str, rollout: str) -> bool:
-        """Return whether a group and a rollout with these names can be opened together (1 in 16 pairs of names can)."""
-        return bucket_for(group) == bucket_for(rollout)
+        """Return whether a group and a rollout with these names can be opened together: one pair per bucket can."""
+        return self.layout.bucket(group) is self.layout.bucket(rollout)
 
     async def open_group(
         self,
@@ -405,10 +400,10 @@ class Store:
         if not all(self.same_slot(group, rollout) for rollout in rollouts):
             raise ValueError("a rollout of the group is not in the same slot")
         incarnation = token_hex(8)
-        entities = [(rollout_keys(self._prefix + GROUPS, group), incarnation, fields)]
-        entities += [(rollout_keys(self._prefix, name), token_hex(8), own) for name, own in rollouts.items()]
+        entities = [(self.layout.groups.rollout(group), incarnation, fields)]
+        entities += [(self.layout.rollout(name), token_hex(8), own) for name, own in rollouts.items()]
         all_keys = [key for keys, _, _ in entities for key in keys.all]
-        all_keys.append(rollout_keys(self._prefix, group).timers)
+        all_keys.append(self.layout.bucket(group).timers)
         arguments: list[bytes | str | int] = [now_ms, self._ttl_s, len(entities), "" if timer_ms is None else timer_ms]
         for keys, own_incarnation, own_fields in entities:
             arguments += [keys.encoded, own_incarnation, len(own_fields)]
@@ -418,7 +413,7 @@ class Store:
 
     async def get(self, rollout: str) -> StoredEntity | None:
         """Return the rollout with this name, or None. Creates nothing."""
-        key = rollout_keys(self._prefix, rollout).rollout
+        key = self.layout.rollout(rollout).rollout
         reply = checked((await self._servers.execute(key, [("HGETALL", key)], shared=True))[0])
         return decode_entity(rollout, reply) if reply else None
 
@@ -439,7 +434,7 @@ class Store:
         """
         expected = [*encode_optional(expect), *(() if touched_ms is None else ("touched_ms", f"={touched_ms}"))]
         arguments = (len(expected) // 2, *expected, *encode_optional(fields))
-        reply = await self._write(scripts.UPDATE_IF, rollout_keys(self._prefix, rollout), now_ms, *arguments)
+        reply = await self._write(scripts.UPDATE_IF, self.layout.rollout(rollout), now_ms, *arguments)
         if reply is None:
             return None
         is_updated, state = reply
@@ -459,7 +454,7 @@ class Store:
             RolloutExpired: the rollout has expired and the entry has no origin.
             MissingBlocks: required blocks are not stored.
         """
-        keys = rollout_keys(self._prefix, entry.rollout)
+        keys = self.layout.rollout(entry.rollout)
         arguments: list[bytes | str | int] = [keys.encoded, now_ms, self._ttl_s]
         if len(entry.blocks) + len(entry.required_blocks) > MANY_ARGUMENTS:
             await asyncio.to_thread(_add_arguments, arguments, entry)
@@ -490,13 +485,13 @@ class Store:
 
         If `now_ms` is not 0, it also becomes `touched_ms`. Nothing else changes, and no change is published.
         """
-        keys = rollout_keys(self._prefix, rollout)
+        keys = self.layout.rollout(rollout)
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation or "")
         return bool(await self._run(scripts.RENEW, keys.all, arguments))
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
         """Return the existing marks with these names, or all marks of the rollout if `names` is None."""
-        key = rollout_keys(self._prefix, rollout).marks
+        key = self.layout.rollout(rollout).marks
         if names is not None:
             values = await self._execute(key, ("HMGET", key, *names)) if names else ()
             return {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -506,13 +501,13 @@ class Store:
         """Return up to `limit` records from position `start`, in the order in which they were appended."""
         if start < 0 or limit <= 0:  # Redis counts negative indexes from the end
             return []
-        key = rollout_keys(self._prefix, rollout).records
+        key = self.layout.rollout(rollout).records
         records: list[bytes] = await self._execute(key, ("LRANGE", key, start, start + limit - 1))
         return records
 
     async def read_all(self, rollout: str, limit: int) -> FullRollout | None:
         """Return a rollout with up to `limit` records and all its other data in one round trip, or None."""
-        keys = rollout_keys(self._prefix, rollout)
+        keys = self.layout.rollout(rollout)
         commands: list[Command] = [("LRANGE", keys.records, 0, max(1, limit) - 1)]
         commands += [("HGETALL", key) for key in (keys.blocks, keys.marks, keys.rollout)]
         records, blocks, marks, entity = map(checked, await self._servers.execute(keys.rollout, commands))
@@ -523,13 +518,13 @@ class Store:
 
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """Return the position and the bytes of the record with this name, or None."""
-        keys = rollout_keys(self._prefix, rollout)
+        keys = self.layout.rollout(rollout)
         reply = await self._run(scripts.FIND, keys.all, (keys.encoded, 0, 0, name), shared=False)
         return (reply[0], reply[1]) if reply and reply[1] is not None else None
 
     async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
         """Return the existing blocks with these names, or all blocks of the rollout if `names` is None."""
-        key = rollout_keys(self._prefix, rollout).blocks
+        key = self.layout.rollout(rollout).blocks
         if names is None:
             return dict(pairs(await self._execute(key, ("HGETALL", key))))
         if not names:
@@ -558,7 +553,7 @@ class Store:
 
     async def set_once(self, name: str, value: bytes) -> bytes:
         """Set a constant of the whole store unless it has a value; return its value."""
-        key = constants_key(self._prefix)
+        key = self.layout.constants
         commands = [("HSETNX", key, name, value), ("HGET", key, name), *self._barrier.commands]
         replies = await self._servers.execute(key, commands, confirmed=self._barrier.confirmed)
         checked(replies[0])
@@ -569,7 +564,7 @@ class Store:
     async def info(self) -> dict[str, str]:
         """Return facts for operators: servers, version, durability, memory. Connects to the store."""
         servers = [await fetch_info(server) for server in await self._servers.all()]
-        return {"durability": self._durability, "ttl_s": str(self._ttl_s or "none"), **summarize(servers)}
+        return {"durability": self._options.durability, "ttl_s": str(self._ttl_s or "none"), **summarize(servers)}
 
     async def warnings(self) -> Sequence[ServerWarning]:
         """Return the problems of the servers and how to fix them. Connects to the store."""
@@ -598,15 +593,12 @@ class Store:
         self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int, with_timers: bool = False
     ) -> Awaitable[Reply]:
         """Run a script that also gets the key of deleted incarnations, and the key of timers if it changes them."""
-        keys = rollout_keys(self._prefix, rollout)
+        keys = self.layout.rollout(rollout)
         all_keys = (*keys.all, keys.deleted, keys.timers) if with_timers else (*keys.all, keys.deleted)
         return self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)
 
-    def _namespace(self, name: str, ttl_s: int) -> "Store":
-        if name not in self._namespaces:
-            options = StoreOptions(self._prefix + name, ttl_s or None, self._durability)
-            self._namespaces[name] = Store(self._servers, options, self._barrier)
-        return self._namespaces[name]
+    def _namespace(self, layout: Layout, ttl_s: int) -> "Store":
+        return Store(self._servers, layout, replace(self._options, ttl_s=ttl_s or None), self._barrier)
 
     async def _run(
         self,
@@ -633,6 +625,41 @@ class Store:
         if durable:
             barrier.check(replies[1:])
         return replies[0]
+
+    async def _run_all(
+        self,
+        script: Script,
+        requests: Sequence[tuple[Sequence[bytes], Sequence[bytes | str | int]]],
+        *,
+        durable: bool = False,
+        shared: bool = True,
+    ) -> Sequence[Reply]:
+        """Run a script in several buckets, as `_run` does in one, with one write to each server; return each reply or error."""
+        barrier = self._barrier if durable else _NO_BARRIER
+        commands: list[Command] = [("EVALSHA", script.sha, len(keys), *keys, *more) for keys, more in requests]
+        send = partial(
+            self._servers.execute_all,
+            after=barrier.commands,
+            shared=shared and not barrier.commands,
+            confirmed=barrier.confirmed,
+        )
+        found = await send([(keys[0], [command]) for (keys, _), command in zip(requests, commands, strict=True)])
+        unknown = [
+            number for number, it in enumerate(found) if isinstance(it, list) and isinstance(it[0], NoScriptError)
+        ]
+        if unknown:
+            again = await send([(requests[number][0][0], [script.as_eval(commands[number])]) for number in unknown])
+            for number, replies in zip(unknown, again, strict=True):
+                found[number] = replies
+        return [replies if isinstance(replies, StorageError) else _checked(replies, barrier) for replies in found]
+
+
+def _checked(replies: list[Reply], barrier: Barrier) -> Reply | StorageError:
+    try:
+        barrier.check(replies[1:])
+        return checked(replies[0])
+    except StorageError as error:
+        return error
 
 
 def _add_arguments(arguments: list[bytes | str | int], entry: StepWrite) -> None:

@@ -16,7 +16,7 @@ def settings_to(server, store):
     """A function that returns settings with the test's store."""
 
     def made(**options):
-        section = {"url": f"unix:{server.socket}", "prefix": store._prefix}
+        section = {"url": f"unix:{server.socket}", "prefix": store.layout.prefix}
         return load(listen="127.0.0.1:0", store=section, archive=ArchiveSettings(**options))
 
     return made

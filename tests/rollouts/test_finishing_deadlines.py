@@ -13,7 +13,6 @@ from tests.support.sweeping import Process, SetClock, open_group, open_rollout, 
 from proxy.rollouts.group import find_group
 from proxy.rollouts.rollout import write_fields
 from storage.errors import StoreUnreachable
-from storage.redis.keys import rollout_keys
 
 LEASE_MS = 10_000
 
@@ -114,7 +113,7 @@ async def test_timers_of_rollouts_that_are_gone_or_have_no_deadline_are_removed(
     """A rollout that was restored has a timer, also without deadlines."""
     await store.open("without", {}, now_ms=1, timer_ms=5)
     await store.open("gone", {}, now_ms=1, timer_ms=5)
-    key = rollout_keys(store._prefix, "gone").rollout
+    key = store.layout.rollout("gone").rollout
     await store._servers.execute(key, [("DEL", key)])  # as if it had expired
     await processes[0].deadlines.sweep()
 

@@ -58,7 +58,7 @@ def response(value):
 
 async def test_a_long_prompt_does_not_block_the_event_loop(long_engine, server, store, http):
     """Neither its rendering, nor the comparison, nor the sending: each callback takes milliseconds of CPU at most."""
-    settings = {"store": {"prefix": store._store._prefix}, "continuation": {"mode": "append"}}
+    settings = {"store": {"prefix": store._store.layout.prefix}, "continuation": {"mode": "append"}}
     async with watched_proxy(long_engine.url, f"unix:{server.socket}", **settings) as proxy:
         through = Served(proxy.url, http, long_engine, store, None)
         agent = through.agent("r1")

@@ -23,7 +23,6 @@ from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.blocks import UNIT_BYTES, BlockReader, BlockWriter
 from proxy.trajectory.step import Timing
 from storage import StoreOptions, open_store
-from storage.redis.keys import rollout_keys
 from storage.types import StepWrite
 
 
@@ -447,7 +446,7 @@ async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(s
 
 async def expire(store, name="r1"):
     real = store._store
-    for key in rollout_keys(real._prefix, name).all[:5]:
+    for key in real.layout.rollout(name).all[:5]:
         await real._servers.execute(key, [("DEL", key)])
 
 

@@ -15,7 +15,6 @@ from proxy.rollouts.renewals import Lifetimes
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
-from storage.redis.keys import rollout_keys
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = load("chat_ids_lp")
@@ -43,17 +42,17 @@ async def on_key(store, verb, key, *more):
 
 async def age(store, name="r1"):
     """Let a rollout expire soon."""
-    for key in rollout_keys(store._prefix, name).all[:5]:
+    for key in store.layout.rollout(name).all[:5]:
         await on_key(store, "PEXPIRE", key, 50_000)
 
 
 async def is_renewed(store, name="r1"):
-    return 900_000 < await on_key(store, "PTTL", rollout_keys(store._prefix, name).rollout)
+    return 900_000 < await on_key(store, "PTTL", store.layout.rollout(name).rollout)
 
 
 async def expire(store, name="r1"):
     """Delete the keys that expire with a rollout."""
-    for key in rollout_keys(store._prefix, name).all[:5]:
+    for key in store.layout.rollout(name).all[:5]:
         await on_key(store, "DEL", key)
 
 

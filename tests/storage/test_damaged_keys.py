@@ -8,17 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import StoreOptions, open_store
-from storage.redis.keys import (
-    BUCKETS,
-    GROUPS,
-    announcements_key,
-    bucket_keys,
-    cache_keys,
-    heartbeats_key,
-    queue_key,
-    rollout_keys,
-    timers_key,
-)
 from storage.types import DEFAULT_QUEUE, StepWrite
 
 BYTES = st.binary(max_size=30) | st.sampled_from(
@@ -28,11 +17,10 @@ BYTES = st.binary(max_size=30) | st.sampled_from(
 
 @pytest.fixture
 async def opened(server):
-    """An empty store, its prefix and a client of its server."""
-    prefix = token_hex(8)
-    store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix))
+    """An empty store and a client of its server."""
+    store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8)))
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
-        yield store, prefix, client
+        yield store, client
     await store.close()
 
 
@@ -40,9 +28,9 @@ async def opened(server):
 @given(st.sampled_from([b"birth", b"created_ms", b"touched_ms", b"n:steps", b"n:\xff", b"f:\xff", b"\xff"]), BYTES)
 async def test_an_entity_of_any_bytes_is_returned_and_can_be_deleted(opened, field, value):
     """With the fields that can be read."""
-    store, prefix, client = opened
+    store, client = opened
     await store.open("r", {"a": b"1"}, now_ms=5)
-    client.hset(rollout_keys(prefix, "r").rollout, field, value)
+    client.hset(store.layout.rollout("r").rollout, field, value)
     found = await store.get("r")
 
     assert b"1" == found.fields["a"]
@@ -54,9 +42,9 @@ async def test_an_entity_of_any_bytes_is_returned_and_can_be_deleted(opened, fie
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 40])
 async def test_times_and_counts_that_are_none_are_named_as_damage(opened, field, value):
     """An incarnation may be any text."""
-    store, prefix, client = opened
+    store, client = opened
     await store.open("r", {}, now_ms=5)
-    client.hset(rollout_keys(prefix, "r").rollout, field, value)
+    client.hset(store.layout.rollout("r").rollout, field, value)
     found = await store.get("r")
 
     assert (field != "birth" or not value) is (found.damage is not None)
@@ -66,36 +54,36 @@ async def test_times_and_counts_that_are_none_are_named_as_damage(opened, field,
 @given(st.lists(BYTES, max_size=4), st.integers(1, 3))
 async def test_a_listing_with_any_members_has_every_other_name_once(opened, members, limit):
     """Pages continue behind damaged members."""
-    store, prefix, client = opened
+    store, client = opened
     for number in range(4):
         await store.open(f"r{number}", {}, now_ms=number)
-    for member, bucket in zip(members, BUCKETS, strict=False):
-        client.zadd(bucket_keys(prefix, bucket)[0], {member: 0})
+    for member, bucket in zip(members, store.layout.buckets, strict=False):
+        client.zadd(bucket.listing, {member: 0})
     names, page = [], await store.list(limit=limit)
     while page.cursor is not None:
         names += page.names
         page = await store.list(limit=limit, cursor=page.cursor)
     names += page.names
-    for member, bucket in zip(members, BUCKETS, strict=False):
-        client.zrem(bucket_keys(prefix, bucket)[0], member)
+    for member, bucket in zip(members, store.layout.buckets, strict=False):
+        client.zrem(bucket.listing, member)
 
     assert ["r3", "r2", "r1", "r0"] == [name for name in names if name[:1] == "r" and await store.get(name)]
 
 
 async def test_timers_without_a_name_are_removed_and_others_returned(opened):
-    store, prefix, client = opened
+    store, client = opened
     await store.open("r", {}, now_ms=1, timer_ms=1)
-    client.zadd(timers_key(prefix, BUCKETS[0]), {b"\xff x": 0, b"r": 0, b"%ff 1": 0, b"": 0})
+    client.zadd(store.layout.buckets[0].timers, {b"\xff x": 0, b"r": 0, b"%ff 1": 0, b"": 0})
 
     assert ["r"] == [timer.rollout for timer in await store.timers.claim(9, now_ms=5, until_ms=6)]
-    assert 0 == client.zcard(timers_key(prefix, BUCKETS[0]))
+    assert 0 == client.zcard(store.layout.buckets[0].timers)
 
 
 async def test_entries_of_a_queue_without_a_group_do_not_hide_others(opened):
-    store, prefix, client = opened
+    store, client = opened
     await store.open_group("g", {}, {}, now_ms=1)
     await store.queue.enqueue("g", {DEFAULT_QUEUE: b"note"}, {}, expect={}, now_ms=2)
-    key = queue_key(prefix, BUCKETS[0])
+    key = store.layout.groups.buckets[0].queue()
     for fields in ({"group": b"%ff", "note": b""}, {"group": b"\xff"}, {b"\xff": b"g"}):
         entry = client.xadd(key, fields)
         client.xgroup_create(key, "holders", "0", mkstream=True) if client.xlen(key) == 1 else None
@@ -103,24 +91,24 @@ async def test_entries_of_a_queue_without_a_group_do_not_hide_others(opened):
         client.xclaim(key, "holders", "-", 0, [entry], idle=7 * 86_400_000, justid=True)
 
     assert "g" in [queued.group for queued in await store.queue.list_available(9)]
-    assert GROUPS in key.decode()
+    assert ".groups:" in key.decode()
 
 
 async def test_announcements_heartbeats_cached_values_and_positions_without_their_number_are_absent(opened):
-    store, prefix, client = opened
+    store, client = opened
     await store.announcements.announce("policy", b"1")
     rollout = await store.open("r", {}, now_ms=1)
     await store.append(StepWrite("r", rollout.incarnation, "s", b"record"), now_ms=1)
-    client.hset(announcements_key(prefix, BUCKETS[0]), mapping={b"other": b"1", b"\xff": b"1", b"number:\xff": b"x"})
-    client.hset(heartbeats_key(prefix, BUCKETS[0]), mapping={b"other": b"x", b"\xff": b"9" * 15})
-    for bucket in BUCKETS:
-        client.hset(cache_keys(prefix, bucket)[0], "name", b"x")
+    client.hset(store.layout.buckets[0].announcements, mapping={b"other": b"1", b"\xff": b"1", b"number:\xff": b"x"})
+    client.hset(store.layout.buckets[0].heartbeats, mapping={b"other": b"x", b"\xff": b"9" * 15})
+    for bucket in store.layout.buckets:
+        client.hset(bucket.cache[0], "name", b"x")
     announced, beats = await store.announcements.heartbeat("mine", b"1", lifetime_ms=9000)
     found = []
     for position in (b"x", b"7", b"9" * 40):
-        client.hset(rollout_keys(prefix, "r").positions, "s", position)
+        client.hset(store.layout.rollout("r").positions, "s", position)
         found.append(await store.find("r", "s"))
-    client.hset(rollout_keys(prefix, "r").marks, b"late:\xff", b"1")
+    client.hset(store.layout.rollout("r").marks, b"late:\xff", b"1")
 
     assert (["policy"], {"mine": b"1", "\\xff": b""}) == (list(announced), beats)
     assert [None] * 3 == found

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, RolloutExpired
-from storage.redis.keys import rollout_keys
 from storage.types import Announcement, Origin, Reservation, StepWrite
 
 HOSTILE = (
@@ -625,7 +624,7 @@ async def mortal(request, url_of, opened):
 
 async def expire(store, name="r"):
     """Delete the keys of a rollout, as expiry does."""
-    keys = rollout_keys(store._prefix, name)
+    keys = store.layout.rollout(name)
     for key in keys.all[:5]:
         await store._servers.execute(key, [("DEL", key)])
 
@@ -666,7 +665,7 @@ async def test_an_append_restores_an_expired_rollout(mortal):
     assert replace(made, created=False, touched_ms=13, counts={"steps": 2}) == await mortal.get("r")
     assert ("newer", "r", "older") == (await mortal.list()).names
     assert [b"record"] * 2 == await mortal.read("r", 0, 9)
-    for key in rollout_keys(mortal._prefix, "r").all:
+    for key in mortal.layout.rollout("r").all:
         assert 900_000 < await ttl_of(mortal, key)
 
 
@@ -737,7 +736,7 @@ async def test_a_deleted_rollout_is_not_restored(mortal):
 
 async def test_deleted_incarnations_expire(mortal, command):
     """After one day or the TTL, whichever is longer, or with a later deletion."""
-    (key,) = [rollout_keys(mortal._prefix, "r").listing.replace(b"listing", b"deleted")]
+    (key,) = [mortal.layout.rollout("r").listing.replace(b"listing", b"deleted")]
     for _ in range(3):
         await mortal.open("r", {}, now_ms=1)
         await mortal.delete("r")
@@ -758,7 +757,7 @@ async def test_renew_restarts_the_lifetime_only(mortal):
     made = await mortal.open("r", {"a": b"1"}, now_ms=1)
     await mortal.append(StepWrite("r", made.incarnation, "s1", b"1", {b"b": b"1"}), now_ms=1)
     await mortal.mark("r", made.incarnation, {"m": b"1"}, now_ms=1)
-    before, keys = await mortal.get("r"), rollout_keys(mortal._prefix, "r").all
+    before, keys = await mortal.get("r"), mortal.layout.rollout("r").all
     for incarnation, exists in ((made.incarnation, True), (None, True), ("another", False)):
         for key in keys:
             await mortal._servers.execute(key, [("PEXPIRE", key, 5_000)])

@@ -18,7 +18,7 @@ TIMEOUT_S = 60
 def replica(engine, server, store, monkeypatch):
     """A factory of replicas with the test's store, in front of an engine that does not respond."""
     engine.hangs()
-    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
+    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store.layout.prefix)
     monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "error")
     words = ("serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}", "--engine", engine.url)
     with ExitStack() as stack:

@@ -40,7 +40,7 @@ async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed
         return len(await names_done(proxy))
 
     log = tmp_path / "log"
-    await consume(server, store._store._prefix, log, done, len(groups))
+    await consume(server, store._store.layout.prefix, log, done, len(groups))
 
     holds, acked = events(log, "claimed"), Counter(group for _, group in events(log, "acked"))
     assert groups == await names_done(proxy)
@@ -71,7 +71,7 @@ async def test_two_policies_take_each_group_once_although_consumers_and_a_proxy_
     settings = {"TOKENTAPE_POLICIES": orjson.dumps(POLICIES).decode()}
     log = tmp_path / "log"
     await consume(
-        server, store._store._prefix, log, done, len(of_both), policies=("planner", "coder"), settings=settings
+        server, store._store.layout.prefix, log, done, len(of_both), policies=("planner", "coder"), settings=settings
     )
 
     assert dict.fromkeys(names, "done") == {name: await proxy.status(name) for name in names}

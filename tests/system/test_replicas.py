@@ -19,7 +19,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 async def urls(engine, server, store, monkeypatch):
     """Three replicas with the test's store and engine."""
     engine.plays(load("chat_ids_lp"))
-    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
+    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store.layout.prefix)
     # The log is not read, and a full pipe would block the process.
     monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")
     words = ("serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}", "--engine", engine.url)
@@ -31,7 +31,7 @@ async def urls(engine, server, store, monkeypatch):
 @pytest.fixture
 def replica(server, store, http, monkeypatch):
     """A factory of replicas with the test's store, each in front of an engine."""
-    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
+    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store.layout.prefix)
     monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "append")
     with ExitStack() as stack:

@@ -6,7 +6,7 @@ import pytest
 from redis.crc import key_slot
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.keys import rollout_keys
+from storage.redis.connections import Connections
 from storage.types import StepWrite
 
 
@@ -20,7 +20,7 @@ async def test_rollouts_are_spread_over_all_primaries(store, command):
     """Each primary has about its share of the rollouts."""
     await asyncio.gather(*(store.open(f"r{i}", {}, now_ms=i) for i in range(300)))
 
-    assert all(60 < count < 150 for count in await command(store, "DBSIZE"))
+    assert all(110 < count < 210 for count in await command(store, "DBSIZE"))
     assert 3 == (await store.info())["servers"].count("127.0.0.1")
 
 
@@ -61,6 +61,27 @@ async def test_a_wrong_slot_map_is_corrected(store):
     assert ("r",) == (await store.list()).names
 
 
+async def test_what_goes_to_all_buckets_is_one_write_to_each_primary(store, monkeypatch):
+    """Redirected parts are sent again."""
+    cluster = store._servers
+    await asyncio.gather(*(store.open(f"r{i}", {}, now_ms=i) for i in range(50)))
+    await store.list()
+    sent = []
+    execute = Connections.execute
+
+    async def counted(self, key, commands, **options):
+        sent.append(len(commands))
+        return await execute(self, key, commands, **options)
+
+    monkeypatch.setattr(Connections, "execute", counted)
+    assert 50 == len((await store.list()).names)
+    assert [85, 85, 86] == sorted(sent)
+
+    owners = sorted(set(cluster._owners))
+    cluster._owners = [owners[owners.index(owner) - 1] for owner in cluster._owners]
+    assert 50 == len((await store.list()).names)
+
+
 @pytest.mark.parametrize("owner", [("127.0.0.1", 1), None])
 async def test_an_unknown_primary_is_discovered(store, owner):
     """When the primary of a slot is dead or unknown, the slots are requested again."""
@@ -71,7 +92,7 @@ async def test_an_unknown_primary_is_discovered(store, owner):
 
 async def test_a_slot_in_migration_is_handled(store, cluster_servers):
     """During a migration, reads succeed and writes raise `StoreUnreachable`; after it, commands use the new server."""
-    key = rollout_keys("tt", "r").rollout
+    key = store.layout.rollout("r").rollout
     slot = key_slot(key)
     nodes = {}
     for server in cluster_servers:
@@ -102,10 +123,10 @@ async def test_a_dead_primary_affects_only_its_own_rollouts(store, cluster_serve
     """Its rollouts raise `StoreUnreachable` within the timeout until it is back; other rollouts are not affected."""
     victim = cluster_servers[2]
     slots = store._servers._owners
-    owners = {name: slots[key_slot(rollout_keys("tt", name).rollout)][1] for name in map(str, range(100))}
+    owners = {name: slots[key_slot(store.layout.rollout(name).rollout)][1] for name in map(str, range(100))}
     lost = next(name for name, port in owners.items() if port == victim.port)
     kept = next(name for name, port in owners.items() if port != victim.port)
-    await store.open(kept, {}, now_ms=1)
+    await store.open(kept, {}, now_ms=1, timer_ms=5)
     victim.stop()
     try:
         async with asyncio.timeout(50):
@@ -114,6 +135,10 @@ async def test_a_dead_primary_affects_only_its_own_rollouts(store, cluster_serve
             with pytest.raises(StoreUnreachable):
                 await store.ping()
         assert not (await store.open(kept, {}, now_ms=2)).created
+        async with asyncio.timeout(50):
+            assert [kept] == [timer.rollout for timer in await store.timers.claim(9, now_ms=5, until_ms=6)]
+            with pytest.raises(StoreUnreachable):
+                await store.list()
     finally:
         victim.start()
 

@@ -183,9 +183,8 @@ async def test_tls_and_acl(start_redis, certificate, opened):
         await opened(server.url, username="tape", password="wrong", ca_file=certificate[0])
     with pytest.raises(StorageError, match="refused authentication"):
         await opened(server.url, ca_file=certificate[0])
-    other = await opened(server.url, username="tape", password="pass/word", ca_file=certificate[0], prefix="no")
     with pytest.raises(StorageError, match="does not have a permission that TokenTape requires"):
-        await other.open("r", {}, now_ms=1)
+        await opened(server.url, username="tape", password="pass/word", ca_file=certificate[0], prefix="no")
 
 
 async def test_all_callers_share_one_connection(connect, redis_server):

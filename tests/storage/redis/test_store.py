@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from storage import StoreOptions, open_store
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.keys import BUCKETS, bucket_for, cache_keys, rollout_keys
+from storage.redis.keys import Layout
 from storage.redis.store import Timers, decode_change
 from storage.types import Change, Origin, StepWrite, Timer
 
@@ -55,7 +55,7 @@ async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_cou
 async def test_every_write_restarts_all_lifetimes(mortal):
     """Each write sets the expiry of all keys of the rollout, and of its member of the listing."""
     incarnation = await filled(mortal)
-    keys = rollout_keys("tt", "r").all
+    keys = mortal.layout.rollout("r").all
     writes = (
         lambda: mortal.open("r", {}, now_ms=5),
         lambda: mortal.append(StepWrite("r", incarnation, "s2", b"2"), now_ms=5),
@@ -74,7 +74,7 @@ async def test_every_write_restarts_all_lifetimes(mortal):
 async def test_reads_do_not_restart_lifetimes(mortal):
     """A read does not keep a rollout alive."""
     await filled(mortal)
-    keys = rollout_keys("tt", "r").all
+    keys = mortal.layout.rollout("r").all
     for key in keys:
         await on_key(mortal, "PEXPIRE", key, 5_000)
 
@@ -115,11 +115,11 @@ async def test_writes_remove_expired_members(mortal):
 
 async def with_an_expired_one(store):
     """Create a rollout in a bucket in which another one has expired; return its keys."""
-    keys = rollout_keys("tt", "other")
-    expired = next(name for name in map(str, range(1000)) if rollout_keys("tt", name).listing == keys.listing)
+    keys = store.layout.rollout("other")
+    expired = next(name for name in map(str, range(1000)) if store.same_slot("other", name))
     await filled(store, "other")
     await filled(store, expired)
-    expired_keys = rollout_keys("tt", expired)
+    expired_keys = store.layout.rollout(expired)
     for key in expired_keys.all[:5]:
         await on_key(store, "DEL", key)
     await on_key(store, "ZADD", keys.expiry, 1_000, b"000000000000001" + expired_keys.encoded)
@@ -219,7 +219,8 @@ async def test_an_expired_value_is_gone(store):
     assert b"2" == await store.cache.get("a")
 
 
-SAME = [name for name in map(str, range(200)) if bucket_for(name) == BUCKETS[0]]  # names of one bucket
+LAYOUT = Layout("tt")
+SAME = [name for name in map(str, range(200)) if LAYOUT.bucket(name) is LAYOUT.buckets[0]]  # names of one bucket
 
 
 @settings(max_examples=15)
@@ -233,14 +234,14 @@ async def test_the_newest_values_within_the_limit_are_kept(server, puts, share):
     expected: OrderedDict[str, bytes] = OrderedDict()
     for number, (name, size) in enumerate(puts):
         value = bytes([number]) * size
-        await store.cache.put(name, value, lifetime_s=LONG_S + number, limit=share * len(BUCKETS))
+        await store.cache.put(name, value, lifetime_s=LONG_S + number, limit=share * len(LAYOUT.buckets))
         expected.pop(name, None)
         if HEAD + size <= share:
             expected[name] = value
         while sum(HEAD + len(kept) for kept in expected.values()) > share:
             expected.popitem(last=False)
     kept = {name: await store.cache.get(name) for name in SAME[:5]}
-    keys = cache_keys(store._prefix, BUCKETS[0])
+    keys = store.layout.buckets[0].cache
     (counted,) = await store._servers.execute(keys[2], [("GET", keys[2])])
     await store.close()
 
@@ -251,7 +252,7 @@ async def test_the_newest_values_within_the_limit_are_kept(server, puts, share):
 async def test_all_keys_of_the_cache_expire(store):
     """They are in one slot of a cluster."""
     await store.cache.put("a", b"1", lifetime_s=LONG_S, limit=LARGE)
-    for key in cache_keys(store._prefix, bucket_for("a")):
+    for key in store.layout.bucket("a").cache:
         (left_s,) = await store._servers.execute(key, [("TTL", key)])
         assert LONG_S - 60 < left_s <= LONG_S
 
@@ -275,7 +276,7 @@ async def test_every_change_of_a_rollout_is_published_in_order(store):
 
 async def test_rollouts_opened_with_a_group_are_published(store):
     """Each by its name; the group is in another namespace and is not."""
-    names = [name for name in map(str, range(200)) if store.same_slot("g", name)][:3]
+    names = [name for name in map(str, range(5000)) if store.same_slot("g", name)][:3]
     async with store.changes.subscribe() as changes:
         await store.open_group("g", {}, {name: {} for name in names}, now_ms=1)
         await store.open("after", {}, now_ms=2)
@@ -361,7 +362,7 @@ async def test_a_rollout_is_created_with_its_timer(store):
 
 async def test_the_rollouts_of_a_group_are_created_with_their_timers(store):
     """The group has none. A group without timers has none either."""
-    members = [f"r{number}" for number in range(200) if store.same_slot("g", f"r{number}")]
+    members = [f"r{number}" for number in range(5000) if store.same_slot("g", f"r{number}")]
     rollouts = {name: {"b": b"2"} for name in members[:3]}
     await store.open_group("g", {"a": b"1"}, rollouts, now_ms=1, timer_ms=7)
     await store.open_group("h", {}, {}, now_ms=1, timer_ms=7)
@@ -422,7 +423,7 @@ async def test_a_restored_rollout_has_a_timer_that_has_expired(store, opened, ur
     """Who looked at it while it was gone may have removed its timer."""
     mortal = await opened(url_of(request.node.callspec.params["store"]), ttl_s=1000)
     timer = await timed(mortal, "r", 10**12)
-    for key in rollout_keys(mortal._prefix, "r").all[:5]:
+    for key in mortal.layout.rollout("r").all[:5]:
         await mortal._servers.execute(key, [("DEL", key)])
     await mortal.timers.remove(timer)
     await mortal.append(StepWrite("r", timer.incarnation, "s1", b"1", origin=Origin(1)), now_ms=2)
@@ -489,12 +490,11 @@ async def test_timers_are_a_map_of_incarnations_to_times(on_redis, command, oper
 async def test_parts_that_fail_do_not_hide_the_timers_of_others():
     """If no other part has a timer, the claim raises the error."""
 
-    async def run(script, keys, arguments):
-        if b"{18}" in keys[0]:
-            raise StoreUnreachable("this server is down")
-        return [b"r b"] if b"{5x}" in keys[0] and arguments[0] == 5 else []
+    async def run_all(script, requests):
+        _, second, *others = requests
+        return [StoreUnreachable("this server is down"), [b"r b"] if second[1][0] == 5 else [], *([] for _ in others)]
 
-    timers = Timers(run, "tt")
+    timers = Timers(None, run_all, Layout("tt"))
 
     assert [Timer("r", "b")] == await timers.claim(9, now_ms=5, until_ms=6)
     with pytest.raises(StoreUnreachable):

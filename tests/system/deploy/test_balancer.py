@@ -46,7 +46,7 @@ class Setup:
 @pytest.fixture
 async def setup(engine, server, store, http, tmp_path, monkeypatch):
     """Everything started, with both balancers forwarding."""
-    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
+    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store.layout.prefix)
     monkeypatch.setenv(
         "TOKENTAPE_LOG__LEVEL", "warning"
     )  # this log is not read, and a full pipe would block the process

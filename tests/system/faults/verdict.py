@@ -9,7 +9,6 @@ from proxy.rollouts.rollout import read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode
 from storage import open_store
-from storage.redis.keys import BUCKETS, announcements_key, bucket_keys, constants_key, heartbeats_key, rollout_keys
 
 
 async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict[str, int]:
@@ -17,12 +16,12 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
-    owned = {constants_key("tt"), heartbeats_key("tt", BUCKETS[0])}
-    for bucket in BUCKETS:
-        owned |= {*bucket_keys("tt", bucket), announcements_key("tt", bucket)}
+    owned = {store.layout.constants, store.layout.buckets[0].heartbeats}
+    for bucket in store.layout.buckets:
+        owned |= {bucket.listing, bucket.expiry, bucket.announcements}
     try:
         async for name in store.names():
-            owned |= {*rollout_keys("tt", name).all}
+            owned |= {*store.layout.rollout(name).all}
             rollout = read_rollout(await store.get(name))
             records = await store.read(name, 0, 100_000)
             reader = BlockReader(await store.blocks(name))
