@@ -23,7 +23,6 @@ from tests.system.faults.system import ROOT, Part, free_port
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode
 from storage import StoreOptions, open_store
-from storage.redis.keys import rollout_keys
 from storage.redis.store import Store
 
 LOG = logging.getLogger("cluster")  # the figures of docs/scaling.md
@@ -119,7 +118,7 @@ class Fleet:
         """Return the slot of each rollout."""
         store = await open_store(self.store_url)
         try:
-            return {name: key_slot(rollout_keys("tt", name).rollout) for name in rollouts}
+            return {name: key_slot(store.layout.rollout(name).rollout) for name in rollouts}
         finally:
             await store.close()
 
@@ -130,7 +129,7 @@ class Fleet:
             found = (
                 name
                 for name in map("s{}".format, itertools.count())
-                if key_slot(rollout_keys("tt", name).rollout) == slot
+                if key_slot(store.layout.rollout(name).rollout) == slot
             )
             return list(itertools.islice(found, count))
         finally:
