@@ -16,7 +16,6 @@ _SECTIONS = {  # a route is in the first section with a pattern that its path be
     "groups": "/groups",
     "batches": "/batches",
     "policies": "/polic|/training",
-    "Atropos' proxy": r"/setup|/servers|/sessions|/\{uuid\}",
     "the model API": "/v1|/inference|/generate",
     "the process": "/",
 }
@@ -52,8 +51,8 @@ def api_page(page: str) -> str:
 
 
 def _is_described_elsewhere(path: str, paths: dict[str, Any]) -> bool:
-    """Return whether the page has the route below another path (without its rollout, for `default`), or it is of the web UI."""
-    if path == "/" or path.startswith("/ui"):
+    """Return whether the page has the route below another path, or it is of the web UI or of Atropos' proxy."""
+    if path == "/" or re.match(r"/(ui|setup|servers|sessions|\{uuid\})", path):
         return True
     if path.startswith("/policies/{policy}"):
         return path.replace("/policies/{policy}", "/policy") in paths
@@ -62,7 +61,7 @@ def _is_described_elsewhere(path: str, paths: dict[str, Any]) -> bool:
 
 def _parts(is_export: bool, route: dict[str, Any], schemas: dict[str, Any], exports: set[str]) -> Iterator[str]:  # noqa: FBT001 - private
     """Yield the summary of a route, its query and its body."""
-    yield route["summary"].removesuffix(" Only with atropos.enabled.")
+    yield route["summary"]
     query = {option["name"]: option["schema"] for option in route["parameters"] if option["in"] == "query"}
     if query:
         yield f"Query: {_fields(query, (), schemas, set() if is_export else exports)}."
