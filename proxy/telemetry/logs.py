@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
+from zlib import crc32
 
 import orjson
 from aiohttp.http_exceptions import HttpProcessingError
@@ -60,6 +61,11 @@ def drop_request_bytes(record: logging.LogRecord) -> bool:
 
 
 WIRE_LOG.addFilter(drop_request_bytes)
+
+
+def is_sampled(name: str, share: float) -> bool:
+    """Return whether a name belongs to this share of all names: the same in every process."""
+    return crc32(name.encode("utf-8", "surrogatepass")) < share * 2**32
 
 
 def set_up(level: str, form: Literal["text", "json"]) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import orjson
 
-from proxy.telemetry.logs import LOG, JsonLines, TextLines, set_up
+from proxy.telemetry.logs import LOG, JsonLines, TextLines, is_sampled, set_up
 
 FIELDS = {"rollout_id": "a b\nc", "status": 200, "seconds": 0.123456, "none": None}
 
@@ -53,3 +53,14 @@ def test_set_up_logs_to_standard_error_at_the_configured_level(capsys):
         LOG.handlers, LOG.level, LOG.propagate = before[0], before[1], before[2]
 
     assert ["loud"] == [orjson.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_sample_has_about_its_share_of_names_and_each_smaller_sample():
+    """A share of 1 has all names and one of 0 none, also names that are not valid UTF-8."""
+    names = [f"rollout-{number}" for number in range(10_000)] + ["\ud800"]
+    tenth, half = ({name for name in names if is_sampled(name, share)} for share in (0.1, 0.5))
+
+    assert 900 < len(tenth) < 1100
+    assert 4800 < len(half) < 5200
+    assert tenth < half
+    assert all(is_sampled(name, 1) and not is_sampled(name, 0) for name in names)

@@ -31,7 +31,7 @@ from proxy.protocols.engines.base import QUIRK_CODES, FollowUpRequest
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.protocols.whole_response import Withheld
-from proxy.telemetry.logs import LOG
+from proxy.telemetry.logs import LOG, is_sampled
 from proxy.upstream.concurrency import PLAIN_BYTES, in_thread, off_loop
 from proxy.upstream.endpoint import can_fail_over, check_status
 from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER, HttpResponse
@@ -595,6 +595,10 @@ def _report(call: Call, client: ClientStream) -> None:
         metrics.time_to_first_byte_seconds.labels(*labels).observe(call.first_byte - call.started)
         metrics.proxy_overhead_seconds.labels(dialect).observe(max(total_s - (call.last_byte - call.sent), 0))
     if not LOG.isEnabledFor(logging.INFO):
+        return
+    log = context.settings.log
+    is_ordinary = step is not None and step.status == "complete" and client.status < 400 and total_s < log.slow_s
+    if log.sample < 1 and is_ordinary and not is_sampled(plan.rollout_id, log.sample):
         return
     fields = {
         "rollout_id": plan.rollout_id,

@@ -355,6 +355,37 @@ async def test_a_call_is_one_log_line_without_content_and_keys(store, engine, ht
     assert not any(secret in JsonLines().format(line) for secret in ("secret", message))
 
 
+@pytest.mark.parametrize(
+    ("settings", "status", "lines"),
+    [
+        ({"sample": 0}, 200, 0),
+        ({"sample": 0}, 400, 2),
+        ({"sample": 0, "slow_s": 1e-9}, 200, 2),
+        ({"sample": 1}, 200, 2),
+    ],
+    ids=["successful", "failed", "slow", "all"],
+)
+async def test_calls_outside_the_sample_of_the_log_are_logged_if_they_failed_or_are_slow(
+    store, engine, http, caplog, monkeypatch, settings, status, lines
+):
+    """A rollout is logged whole or not at all."""
+    monkeypatch.setattr(LOG, "propagate", True)
+    caplog.set_level("INFO", "tokentape")
+    engine.plays(WHOLE)
+
+    async def refuse(request, body):
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    if status != 200:
+        engine.respond = refuse
+    async with proxying(engine.url, store, log=settings) as served:
+        for _ in range(2):
+            async with http.post(served.url + CHAT, json={"messages": [{"role": "user", "content": "hi"}]}) as response:
+                assert status == response.status
+
+    assert lines == len([record for record in caplog.records if record.getMessage() == "call"])
+
+
 async def test_a_client_disconnect_between_the_first_event_and_the_end_marks_the_step_as_not_delivered(
     store, engine, http
 ):
