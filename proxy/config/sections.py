@@ -308,6 +308,14 @@ class LogSettings(Section):
     format: Literal["text", "json"] = described(
         "Log format: text for people, or json with one object per line.", "text"
     )
+    sample: float = described(
+        "Share of the rollouts of which successful calls are logged: all of a rollout's or none, in every process. "
+        "Failed and slow calls are always logged.",
+        1,
+        ge=0,
+        le=1,
+    )
+    slow_s: float = described("Seconds from which a call counts as slow, with log.sample.", 30, gt=0)
 
 
 def _check_pattern(pattern: str) -> str:
@@ -374,5 +382,17 @@ class ArchiveSettings(Section):
     )
     older_than_s: float = described("Time without a change after which such a rollout is archived.", 3600, ge=0)
     delete: bool = described("Whether archived rollouts are deleted from the store.", default=False)
+    memory_share: float | None = described(
+        "Share of the store's memory (maxmemory) above which the oldest rollouts leave before `older_than_s`, with `delete`. "
+        "Default: only their age decides.",
+        gt=0,
+        lt=1,
+    )
     interval_s: float = described("Time between two sweeps; each writes new files.", 3600, gt=0)
     rollouts_per_file: int = described("Maximum rollouts in a file.", 1000, ge=1)
+
+    @model_validator(mode="after")
+    def _deletes_to_save_memory(self) -> Self:
+        if self.memory_share is not None and not self.delete:
+            raise ValueError("archive.memory_share requires archive.delete: true, without which no memory is saved")
+        return self

@@ -295,7 +295,9 @@ def _policies(
 
 
 def _archive(context: Context, settings: ArchiveSettings, url: str) -> BackgroundArchive:
-    options = ArchiveOptions(settings.when, settings.older_than_s, settings.delete, settings.rollouts_per_file)
+    options = ArchiveOptions(
+        settings.when, settings.older_than_s, settings.delete, settings.rollouts_per_file, settings.memory_share
+    )
     archiver = Archiver(context.store, context.clock, context.metrics, Dataset(url), options)
     return BackgroundArchive(archiver, process_id=new_id(context.clock), interval_s=settings.interval_s)
 

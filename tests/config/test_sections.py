@@ -11,7 +11,17 @@ def test_nothing_is_archived_by_default():
     assert (None, "acknowledged", False) == (ArchiveSettings().url, ArchiveSettings().when, ArchiveSettings().delete)
 
 
-@pytest.mark.parametrize("wrong", [{"when": "now"}, {"interval_s": 0}, {"rollouts_per_file": 0}, {"urls": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"when": "now"},
+        {"interval_s": 0},
+        {"rollouts_per_file": 0},
+        {"urls": "x"},
+        {"memory_share": 0.5},
+        {"memory_share": 1, "delete": True},
+    ],
+)
 def test_other_values_of_the_archive_are_rejected(wrong):
     with pytest.raises(ValidationError):
         ArchiveSettings(**wrong)

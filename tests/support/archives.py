@@ -27,10 +27,10 @@ def importer(store, url) -> Importer:
     return Importer(store, Dataset(str(url)))
 
 
-async def finished(store, *names: str, steps: int = 0, now_ms: int = 2000) -> dict[str, int]:
+async def finished(store, *names: str, steps: int = 0, opened_ms: int = 1000, now_ms: int = 2000) -> dict[str, int]:
     """Store finished rollouts with steps that continue each other; return their versions."""
     for name in names:
-        opened = await store.open(name, {}, now_ms=1000)
+        opened = await store.open(name, {}, now_ms=opened_ms)
         known: set[bytes] = set()
         for number in range(steps):
             step = make_step(f"{name}{number:04}", list(range(300 + number)), [7, number])

@@ -13,7 +13,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -39,6 +39,7 @@ When = Literal["acknowledged", "finished"]
 _READ_AT_ONCE: Final = 32
 _FILE_STEPS: Final = 50_000
 _PAGE: Final = 200  # records per read from the store
+_OLDEST_PAGE: Final = 1000  # rollouts that leave a full store between two looks at its memory
 _BEAT_S: Final = 5.0
 _LIFETIME_MS: Final = 20_000
 _RETRY_S: Final = 60.0
@@ -55,6 +56,7 @@ class ArchiveOptions:
     older_than_s: float = 3600  # since they were touched
     delete: bool = False
     rollouts_per_file: int = 1000
+    memory_share: float | None = None  # of the store's memory, above which the oldest ones do not wait for their age
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +116,61 @@ class Archiver:
         result, found = Archived(), _Found()
         groups: dict[str, Group | None] = {}
         async for stored in self._finished():
-            try:
-                rollout = read_rollout(stored)
-            except Damaged as damage:
-                left_out([damage], self.metrics)
-                continue
-            await self._classify(rollout, _decoded(stored.fields), found, groups, result)
-            batch = found.ready[_day(rollout)]
+            day = await self._classify(stored, found, groups, result)
+            batch = found.ready.get(day, [])
             steps = sum(waiting.counts.get("steps", 0) for waiting in batch)
             if len(batch) >= self._options.rollouts_per_file or steps >= _FILE_STEPS:
-                del found.ready[_day(rollout)]
-                await self._archive_new(batch, found, result)
-        for name, claims in found.pending.items():
-            await self._complete(name, claims, found, result)
-        while found.ready:
-            await self._archive_new(found.ready.popitem()[1], found, result)
-        if self._options.delete:
-            for name, claims in found.done.items():
-                await self._delete(name, claims, result)
+                await self._archive_new(found.ready.pop(day), found, result)
+        await self._complete_all(found, result)
         return result
 
+    @property
+    def has_memory_share(self) -> bool:
+        """Whether a full store is relieved."""
+        return self._options.memory_share is not None
+
+    async def is_full(self) -> bool:
+        """Return whether the store uses more than `memory_share` of its memory limit. Raises StorageError."""
+        facts = await self.store.info()
+        share = self._options.memory_share or 1
+        return 0 < share * int(facts["memory_limit_bytes"]) < int(facts["memory_bytes"])
+
+    async def relieve(self) -> Archived:
+        """While the store is full, archive the oldest rollouts whatever their age, and delete them. Raises what `sweep` raises.
+
+        Rollouts of groups that no batch has acknowledged stay, if they have to wait for that.
+        """
+        eager = Archiver(
+            self.store, self.clock, self.metrics, self._dataset, replace(self._options, older_than_s=0, delete=True)
+        )
+        result, limit = Archived(), min(_OLDEST_PAGE, self._options.rollouts_per_file)
+        cursors: list[str | None] = [None]  # of all pages, newest first: the listing has no other order
+        while (cursor := (await self.store.list(cursor=cursors[-1], limit=limit)).cursor) is not None:
+            cursors.append(cursor)
+        for cursor in reversed(cursors):
+            if not await self.is_full():
+                break
+            page = await self.store.list(cursor=cursor, limit=limit)
+            await eager._archive_page(page.names, result)
+        return result
+
+    async def _archive_page(self, names: Sequence[str], result: Archived) -> None:
+        found, groups = _Found(), dict[str, Group | None]()
+        for start in range(0, len(names), _READ_AT_ONCE):
+            for stored in await self._read(names[start : start + _READ_AT_ONCE]):
+                await self._classify(stored, found, groups, result)
+        await self._complete_all(found, result)
+
     async def _classify(
-        self, rollout: Rollout, claim: Claim | None, found: _Found, groups: dict[str, Group | None], result: Archived
-    ) -> None:
-        name = rollout.rollout_id
+        self, stored: StoredEntity, found: _Found, groups: dict[str, Group | None], result: Archived
+    ) -> str:
+        """Add a finished rollout to what was found; return its day if it is to be archived, else an empty text."""
+        try:
+            rollout = read_rollout(stored)
+        except Damaged as damage:
+            left_out([damage], self.metrics)
+            return ""
+        name, claim = rollout.rollout_id, _decoded(stored.fields)
         if claim is not None and claim.url == self._dataset.url and claim.touched_ms == rollout.touched_ms:
             if not claim.done:
                 found.pending[claim.file][name] = claim
@@ -145,8 +178,20 @@ class Archiver:
                 found.done[claim.file][name] = claim
         elif await self._is_due(rollout, groups):
             found.ready[_day(rollout)].append(rollout)
+            return _day(rollout)
         else:
             result.oldest_ms = min(result.oldest_ms or rollout.finished_ms or 0, rollout.finished_ms or 0)
+        return ""
+
+    async def _complete_all(self, found: _Found, result: Archived) -> None:
+        """Write what was found, and delete what is archived if that is wanted."""
+        for name, claims in found.pending.items():
+            await self._complete(name, claims, found, result)
+        while found.ready:
+            await self._archive_new(found.ready.popitem()[1], found, result)
+        if self._options.delete:
+            for name, claims in found.done.items():
+                await self._delete(name, claims, result)
 
     async def _is_due(self, rollout: Rollout, groups: dict[str, Group | None]) -> bool:
         if rollout.touched_ms > self.clock.now_ms() - 1000 * self._options.older_than_s:
@@ -406,6 +451,8 @@ class BackgroundArchive(BackgroundWork):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat_forever())
             tasks.create_task(self._sweep_forever())
+            if self._archiver.has_memory_share:
+                tasks.create_task(self._relieve_forever())
 
     async def _beat_forever(self) -> None:
         while True:
@@ -425,4 +472,22 @@ class BackgroundArchive(BackgroundWork):
                 self._archiver.metrics.archive_failures.inc()
                 LOG.error("Rollouts not archived: %s", error)
                 wait_s = min(wait_s, _RETRY_S)
+            await asyncio.sleep(wait_s)
+
+    async def _relieve_forever(self) -> None:
+        """Look at the memory of the store every few seconds; rarely while nothing can leave it."""
+        while True:
+            wait_s = _BEAT_S
+            try:
+                if await self._archiver.is_full() and await self.leads():
+                    relieved = await self._archiver.relieve()
+                    wait_s = _BEAT_S if relieved.deleted else _RETRY_S
+                    fields = {"deleted": relieved.deleted, "archived": relieved.rollouts}
+                    LOG.warning(
+                        "Rollouts archived because the store is full (archive.memory_share)", extra={"fields": fields}
+                    )
+            except (StorageError, OSError, ValueError) as error:
+                self._archiver.metrics.archive_failures.inc()
+                LOG.error("Rollouts of a full store not archived: %s", error)
+                wait_s = _RETRY_S
             await asyncio.sleep(wait_s)

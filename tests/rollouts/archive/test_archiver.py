@@ -231,6 +231,58 @@ def process(store, url, name, **options):
     return made
 
 
+def with_memory(store, limit: int, of_each: int = 100):
+    """Let a store report this limit, and this memory for each rollout."""
+
+    async def info():
+        return {"memory_bytes": str(of_each * len(await names_of(store))), "memory_limit_bytes": str(limit)}
+
+    store.info = info
+
+
+async def test_the_oldest_rollouts_leave_a_full_store_until_less_is_used(store, tmp_path):
+    """Their age does not matter; open rollouts stay, and so do those whose group no batch has acknowledged."""
+    clock = SetClock(1000)
+    members = await open_group(store, "g", 1, now_ms=1)
+    await Process(store, clock).finisher.finish(read_rollout(await store.get(members[0])), "completed", reward=1)
+    await store.open("open", {}, now_ms=2)
+    for number in range(8):
+        await finished(store, f"r{number}", steps=1, opened_ms=1000 + number)
+    with_memory(store, 1000)
+    clock.ms = 10_000
+    one = archiver(
+        store, tmp_path, clock=clock, when="acknowledged", older_than_s=10**6, rollouts_per_file=2, memory_share=0.65
+    )
+    was_full = await one.is_full()
+    relieved = await one.relieve()
+
+    assert (True, False, 4) == (was_full, await one.is_full(), relieved.deleted)
+    assert sorted([*members, "open", "r4", "r5", "r6", "r7"]) == await names_of(store)
+    assert ["r0", "r1", "r2", "r3"] == sorted(await archived_versions(tmp_path))
+    assert 0 == (await one.relieve()).deleted
+
+
+async def test_a_store_without_a_memory_limit_is_never_full(store, tmp_path):
+    await finished(store, "a")
+    with_memory(store, 0)
+
+    assert not await archiver(store, tmp_path, memory_share=0.1).is_full()
+
+
+async def test_a_process_relieves_a_full_store_between_its_sweeps(store, tmp_path):
+    await finished(store, "a", "b")
+    with_memory(store, 150)
+    made = archiver(store, tmp_path, older_than_s=10**10, rollouts_per_file=1, delete=True, memory_share=0.9)
+    background = BackgroundArchive(made, process_id="01", interval_s=10**6)
+    background.start()
+    async with asyncio.timeout(50):
+        while len(await names_of(store)) > 1:
+            await asyncio.sleep(0.01)
+    await background.close()
+
+    assert 1 == len(await archived_versions(tmp_path))
+
+
 async def test_the_oldest_process_archives_and_the_next_one_when_it_has_gone(store, tmp_path):
     first, second = process(store, tmp_path, "01"), process(store, tmp_path, "02")
     first.start()
