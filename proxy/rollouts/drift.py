@@ -33,7 +33,6 @@ from proxy.rollouts.stored_fields import value_or
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find_boundaries
-from proxy.trajectory.endings import Endings
 from proxy.trajectory.step import Step
 from proxy.trajectory.tree import grow
 from proxy.upstream import Upstream
@@ -261,19 +260,18 @@ class DriftWatch:
 
     def __init__(self, reporter: DriftReporter) -> None:
         self._reporter = reporter
-        self._endings = Endings()
         self._tasks = BackgroundTasks()
         self._kept: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._warned: dict[str, float] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<DriftWatch {len(self._tasks)} waiting, {self._endings!r}>"
+        return f"<DriftWatch {len(self._tasks)} waiting>"
 
     def offer(self, step: Step, live: LiveRollout, _appended: Appended, _bytes: int) -> None:
         """Look up the texts of a stored step."""
         incarnation = live.rollout.incarnation
-        window = self._endings.add((step.rollout_id, incarnation, step.policy), step)
+        window = live.endings.add(step)
         if window is None or self._is_closed or len(self._tasks) >= _MAX_WAITING:
             return
         name = (step.rollout_id, incarnation, window.key)

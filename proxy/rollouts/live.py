@@ -13,6 +13,7 @@ from proxy.protocols.number_lists import KnownPrompt
 from proxy.rollouts.rollout import DRIFT_FIELD, Rollout, read_rollout
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import KnownBlocks
+from proxy.trajectory.endings import Endings
 from proxy.trajectory.step import Step
 from storage.types import StoredEntity
 
@@ -43,7 +44,7 @@ class LiveRollout:
 
     `blocks`: the names of its blocks that are stored. `large_work` is held while a large response is parsed or a large step
     encoded. Of the newest call: `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls
-    continue, None if there are none in memory. `size`: the approximate memory in bytes.
+    continue, None if there are none in memory. `endings`: of its latest steps. `size`: the approximate memory in bytes.
     """
 
     rollout: Rollout
@@ -53,6 +54,7 @@ class LiveRollout:
     prompt: KnownPrompt | None = None
     text: LongText | None = None
     known: KnownTurns | None = None
+    endings: Endings = field(default_factory=Endings)
     size: int = 0
 
 
@@ -110,7 +112,7 @@ class LiveRollouts:
         if self._of.get(live.rollout.rollout_id) is not live:
             return  # forgotten meanwhile
         blocks, prompt, text, known = live.blocks, live.prompt, live.text, live.known
-        size = _BYTES_PER_ROLLOUT + _BYTES_PER_BLOCK * len(blocks) + blocks.chain_bytes
+        size = _BYTES_PER_ROLLOUT + _BYTES_PER_BLOCK * len(blocks) + blocks.chain_bytes + live.endings.size
         for value in live.rollout.origin.fields.values():
             size += _WEIGHT_OF_FIELDS * len(value)
         if prompt is not None:

@@ -1,4 +1,4 @@
-"""The endings of the latest steps, in bounded memory, to find drift as soon as the next step of a rollout is stored.
+"""The endings of the latest steps of a rollout, to find drift as soon as its next step is stored.
 
 A window is found early so that its texts can be requested while the engine is available. `proxy.trajectory.drift`
 later decides, over the whole rollout, which steps drifted and the kind of drift; it also finds the drift that is missed here.
@@ -7,8 +7,8 @@ Only the common case is covered: the messages repeat the reply unchanged at its 
 before it. A step costs a digest of its reply and a comparison of its sampled ids, however long its rollout is.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,9 +17,8 @@ from proxy.trajectory.conversations import Digests, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, window_at
 from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
 
-_MAX_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
-_ENDING_WEIGHT: Final = 256  # of one ending without its ids
-_MAX_PER_ROLLOUT: Final = 16
+_ENDING_BYTES: Final = 1000  # an estimate: of one ending without its ids
+_MAX_PER_POLICY: Final = 16
 _LONGEST: Final = 2**18  # characters of a reply: their digest takes half a millisecond; longer ones are not remembered
 _BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may contain
 
@@ -45,17 +44,16 @@ class _Ending:
 
 
 class Endings:
-    """The endings of the latest steps by rollout and policy. The ones that were idle the longest are evicted."""
+    """The endings of the latest steps of one rollout by policy. `size`: their approximate memory in bytes."""
 
-    def __init__(self, max_weight: int = _MAX_WEIGHT) -> None:
-        self._max_weight = max_weight
-        self._weight = 0
-        self._of: OrderedDict[Hashable, deque[_Ending]] = OrderedDict()
+    def __init__(self) -> None:
+        self.size = 0
+        self._of: dict[str, deque[_Ending]] = {}
 
     def __repr__(self) -> str:
-        return f"<Endings of {len(self._of)} rollouts, weight {self._weight}>"
+        return f"<Endings of {len(self._of)} policies, {self.size} bytes>"
 
-    def add(self, rollout: Hashable, step: Step) -> Window | None:
+    def add(self, step: Step) -> Window | None:
         """Add the ending of a step.
 
         Return the window around the position where its prompt differs from the step that it continues, if they differ
@@ -64,21 +62,14 @@ class Endings:
         if not step.is_chat or not step.choices or not step.prompts:
             return None
         messages = messages_of(step)
-        window = _window(self._of.get(rollout, ()), messages, step)
+        window = _window(self._of.get(step.policy, ()), messages, step)
         if endings := _endings_of(step, len(messages)):
-            self._keep(rollout, endings)
+            known = self._of.setdefault(step.policy, deque())
+            known += endings
+            self.size += sum(map(_bytes, endings))
+            while len(known) > _MAX_PER_POLICY:
+                self.size -= _bytes(known.popleft())
         return window
-
-    def _keep(self, rollout: Hashable, endings: list[_Ending]) -> None:
-        known = self._of.setdefault(rollout, deque())
-        self._of.move_to_end(rollout)
-        known += endings
-        self._weight += sum(map(_weight, endings))
-        while len(known) > _MAX_PER_ROLLOUT:
-            self._weight -= _weight(known.popleft())
-        while self._weight > self._max_weight:
-            _, evicted = self._of.popitem(last=False)
-            self._weight -= sum(map(_weight, evicted))
 
 
 def _window(known: Sequence[_Ending], messages: list[Any], step: Step) -> Window | None:
@@ -125,7 +116,7 @@ def _continued(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]
 
 def _endings_of(step: Step, position: int) -> list[_Ending]:
     digests, answers, found = Digests(), answers_of(step), []
-    for choice in step.choices[:_MAX_PER_ROLLOUT]:
+    for choice in step.choices[:_MAX_PER_POLICY]:
         message = answers.get(choice.index, {}).get("message")
         if not isinstance(message, dict) or choice.prompt or not choice.ids:
             continue
@@ -155,5 +146,5 @@ def _size(message: Any) -> tuple[int, int]:
     )
 
 
-def _weight(ending: _Ending) -> int:
-    return len(ending.ids) + _ENDING_WEIGHT
+def _bytes(ending: _Ending) -> int:
+    return len(ending.ids) * ending.ids.itemsize + _ENDING_BYTES

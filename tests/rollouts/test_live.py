@@ -4,11 +4,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from tests.support.forests import make_step
 
 from proxy.rollouts.live import LiveRollouts
 from proxy.rollouts.rollout import read_rollout
 from proxy.telemetry.metrics import make_metrics
 from storage.types import StoredEntity
+
+REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]}
 
 
 @pytest.fixture
@@ -94,3 +97,14 @@ def test_without_memory_nothing_is_remembered(metrics):
 
     assert "b" == rollouts.note(rollout()).rollout.incarnation
     assert "<LiveRollouts 0, 0 busy, 0 bytes>" == repr(rollouts)
+
+
+def test_the_endings_of_steps_count_as_memory(metrics):
+    """So does all that a process keeps for a rollout: a process that records for days has the limit's memory."""
+    rollouts = LiveRollouts(2**20, metrics)
+    live = rollouts.note(rollout())
+    before = live.size
+    live.endings.add(make_step("a", [1], [2], request={"messages": [{"role": "user", "content": "a"}]}, response=REPLY))
+    rollouts.keep(live)
+
+    assert before + live.endings.size == live.size > before

@@ -184,7 +184,7 @@ def _drift(steps: list[Step]) -> None:
     outline(steps, FACTS_OF_ROLLOUT, drift)
     endings = Endings()
     for step in steps:
-        endings.add("r", step)
+        endings.add(step)
 
 
 def _records(steps: list[Step]) -> None:

@@ -1,4 +1,4 @@
-"""The last steps of rollouts, in bounded memory: texts of windows of ids decide a kind of drift."""
+"""The last steps of a rollout: texts of windows of ids decide a kind of drift."""
 
 import pytest
 from tests.support.forests import make_step
@@ -36,8 +36,8 @@ def test_the_window_equals_the_window_of_the_rollouts_drift(prompt):
     endings = Endings()
     (boundary,) = find_boundaries(grow([FIRST, second]))
 
-    assert endings.add("r1", FIRST) is None
-    assert boundary.window == endings.add("r1", second)
+    assert endings.add(FIRST) is None
+    assert boundary.window == endings.add(second)
 
 
 def test_a_repeated_earlier_call_hides_no_drift_of_a_later_reply():
@@ -47,10 +47,10 @@ def test_a_repeated_earlier_call_hides_no_drift_of_a_later_reply():
     third = call("d", [*opened, 60, 99, 62, 2], [[70]], [ASK, REPLY, MORE, two, MORE], REPLY)
     endings = Endings()
     for step in (FIRST, second, call("c", OPENED, [[50, 51, 52]], [ASK], REPLY)):
-        assert endings.add("r1", step) is None
+        assert endings.add(step) is None
     (boundary,) = find_boundaries(grow([FIRST, second, third]))
 
-    assert boundary.window == endings.add("r1", third)
+    assert boundary.window == endings.add(third)
 
 
 @pytest.mark.parametrize(
@@ -67,31 +67,35 @@ def test_a_repeated_earlier_call_hides_no_drift_of_a_later_reply():
 )
 def test_no_window_is_returned_if_ids_or_messages_decide_the_kind(prompt, messages, reply):
     endings = Endings()
-    endings.add("r1", call("a", OPENED, [[50, 51, 52]], [ASK], reply))
+    endings.add(call("a", OPENED, [[50, 51, 52]], [ASK], reply))
 
-    assert endings.add("r1", call("b", prompt, [[60]], messages, REPLY)) is None
+    assert endings.add(call("b", prompt, [[60]], messages, REPLY)) is None
 
 
 def test_any_of_several_equal_replies_may_be_continued():
     """If the ids continue none of them, the first one is expected."""
     endings = Endings()
-    endings.add("r1", call("a", OPENED, [[50], [51]], [ASK], REPLY, REPLY))
+    endings.add(call("a", OPENED, [[50], [51]], [ASK], REPLY, REPLY))
 
-    assert endings.add("r1", call("b", [*OPENED, 51, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is None
-    window = endings.add("r1", call("c", [*OPENED, 52, 2], [[60]], [ASK, REPLY, MORE], REPLY))
+    assert endings.add(call("b", [*OPENED, 51, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is None
+    window = endings.add(call("c", [*OPENED, 52, 2], [[60]], [ASK, REPLY, MORE], REPLY))
     assert window is not None
     assert 50 == window.expected_ids[window.index - window.start]
 
 
-def test_the_least_recently_used_rollouts_are_evicted():
-    endings = Endings(max_weight=700)
-    drifted = call("b", [*OPENED, 99, 2], [[60]], [ASK, REPLY, MORE], REPLY)
-    for rollout in ("r1", "r2", "r3"):
-        endings.add(rollout, FIRST)
+def test_only_the_latest_endings_of_a_policy_are_kept():
+    """The memory of a rollout does not grow with its steps. Policies do not continue each other."""
+    endings = Endings()
+    for number in range(50):
+        endings.add(call("a", OPENED, [[50, 51, number]], [ASK], REPLY))
+        if number == 15:
+            full = endings.size
+    other = call("b", [*OPENED, 99, 2], [[60]], [ASK, REPLY, MORE], REPLY, policy="critic")
 
-    assert "<Endings of 2 rollouts, weight 550>" == repr(endings)
-    assert endings.add("r1", drifted) is None
-    assert endings.add("r3", drifted) is not None
+    assert full == endings.size < 20_000
+    assert endings.add(other) is None
+    assert endings.add(call("b", [*OPENED, 99, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is not None
+    assert f"<Endings of 2 policies, {endings.size} bytes>" == repr(endings)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +110,18 @@ def test_the_least_recently_used_rollouts_are_evicted():
 def test_steps_without_chat_messages_a_reply_or_ids_are_not_stored(step):
     endings = Endings()
 
-    assert endings.add("r1", step) is None
-    assert "<Endings of 0 rollouts, weight 0>" == repr(endings)
-    assert endings.add("r1", call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
+    assert endings.add(step) is None
+    assert "<Endings of 0 policies, 0 bytes>" == repr(endings)
+    assert endings.add(call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
 
 
 def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
     """An agent's message may have many megabytes, and this code runs on the event loop."""
     endings = Endings()
-    endings.add("r1", FIRST)
+    endings.add(FIRST)
     digested = []
     monkeypatch.setattr("proxy.trajectory.endings.Digests.of", lambda _, message: digested.append(message) or b"")
-    endings.add("r1", call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
+    endings.add(call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
 
     assert [REPLY] == digested  # the step's own reply
 
@@ -128,5 +132,5 @@ def test_long_replies_and_those_in_parts_are_not_remembered(content):
     reply = {**REPLY, "content": content}
     endings = Endings()
 
-    assert endings.add("r", call("a", OPENED, [[50, 51, 52]], [ASK], reply)) is None
-    assert endings.add("r", call("b", [*OPENED, 50, 99, 52, 2], [[60]], [ASK, reply, MORE], REPLY)) is None
+    assert endings.add(call("a", OPENED, [[50, 51, 52]], [ASK], reply)) is None
+    assert endings.add(call("b", [*OPENED, 50, 99, 52, 2], [[60]], [ASK, reply, MORE], REPLY)) is None
