@@ -41,18 +41,19 @@ ENGINE = EngineFacts("engine", "vllm", "0.32.0", "http://engine:8000")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one process writes: rollouts and groups with these numbers, `step` apart."""
+    """What one process writes: the rollouts and groups with these numbers."""
 
     url: str
     prefix: str
-    rollouts: int
-    groups: int
-    first: int = 0
-    step: int = 1
+    rollouts: range
+    groups: range = range(0)
 
-    def numbers(self, count: int) -> Iterator[int]:
-        """Return the numbers of this share."""
-        return iter(range(self.first, count, self.step))
+    def parts(self, count: int) -> "list[Share]":
+        """Return this share in parts."""
+        return [
+            replace(self, rollouts=self.rollouts[first::count], groups=self.groups[first::count])
+            for first in range(count)
+        ]
 
 
 class _NoDrift:
@@ -151,8 +152,8 @@ class Writer:
 async def fill(share: Share) -> None:
     """Write one share."""
     store = await open_store(share.url, StoreOptions(prefix=share.prefix))
-    writer = Writer(store, share.first)
-    rollouts, groups = share.numbers(share.rollouts), share.numbers(share.groups)
+    writer = Writer(store, share.rollouts.start)
+    rollouts, groups = iter(share.rollouts), iter(share.groups)
 
     async def write() -> None:
         for number in rollouts:
@@ -168,13 +169,12 @@ def _run(share: Share) -> None:
     uvloop.run(fill(share))
 
 
-def fill_all(url: str, rollouts: int, groups: int = 0, *, prefix: str = "tt", processes: int | None = None) -> float:
+def fill_all(share: Share, processes: int | None = None) -> float:
     """Fill a store with several processes; return the seconds."""
     count = processes or os.cpu_count() or 1
-    whole = Share(url, prefix, rollouts, groups, 0, count)
     started = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(count) as pool:
-        pool.map(_run, [replace(whole, first=number) for number in range(count)])
+        pool.map(_run, share.parts(count))
     return time.monotonic() - started
 
 
@@ -189,9 +189,8 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, help="that write (default: one for each CPU)")
     options = parser.parse_args()
-    elapsed = fill_all(
-        options.store, options.rollouts, options.groups, prefix=options.prefix, processes=options.processes
-    )
+    share = Share(options.store, options.prefix, range(options.rollouts), range(options.groups))
+    elapsed = fill_all(share, options.processes)
     written = options.rollouts + MEMBERS * options.groups
     print(f"{written:,} rollouts, {options.groups:,} groups in {elapsed:.0f} s ({written / elapsed:,.0f} rollouts/s)")
 

@@ -51,7 +51,7 @@ async def test_generated_rollouts_have_the_keys_and_fields_of_recorded_ones(prox
     """What is measured with a generated store then holds for a recorded one."""
     url, prefix = f"unix:{server.socket}", store._prefix
     rollout, member = await recorded(proxy, store)
-    await fill(Share(url, prefix, rollouts=40, groups=1))
+    await fill(Share(url, prefix, range(40), range(1)))
     generated_member = (await find_group(store, "group-000000")).members[0]
     completed = [
         name for n in range(40) if (await stored_rollout(store, name := f"rollout-{n:07}")).status == "completed"
@@ -64,7 +64,7 @@ async def test_generated_rollouts_have_the_keys_and_fields_of_recorded_ones(prox
 
 async def test_generated_steps_are_exact_and_the_groups_can_be_claimed(proxy, store, server):
     """A claim renders the generated members; nothing is refused or flagged."""
-    await fill(Share(f"unix:{server.socket}", store._prefix, rollouts=3, groups=2))
+    await fill(Share(f"unix:{server.socket}", store._prefix, range(3), range(2)))
     [step] = await stored_steps(store, "rollout-0000001")
     batch = await proxy.claim(groups=2, format="sequences")
 
@@ -73,8 +73,9 @@ async def test_generated_steps_are_exact_and_the_groups_can_be_claimed(proxy, st
     assert MEMBERS == len(batch["groups"][0]["rows"])
 
 
-async def test_shares_of_several_processes_are_disjoint_and_complete():
-    """Two processes write each number once."""
-    shares = [Share("", "", 7, 0, first, 2) for first in range(2)]
+def test_parts_of_several_processes_are_disjoint_and_complete():
+    """Two processes write each number once, also those of a store that has some already."""
+    parts = Share("", "", range(5, 12), range(3)).parts(2)
 
-    assert list(range(7)) == sorted(number for share in shares for number in share.numbers(7))
+    assert list(range(5, 12)) == sorted(number for part in parts for number in part.rollouts)
+    assert [0, 1, 2] == sorted(number for part in parts for number in part.groups)

@@ -13,8 +13,8 @@ MODES = ["whole"] * 20 + ["cut"] * 3 + ["garbage", "refuse", "hang"]
 class Agents:
     """Agents that make calls until they are stopped. `ended` maps each call to its step ID once the client saw its end."""
 
-    def __init__(self, url: str, dice: Random, count: int) -> None:
-        self._url, self._dice = url, dice
+    def __init__(self, url: str, dice: Random, count: int, *, pause_s: float = 0) -> None:
+        self._url, self._dice, self._pause_s = url, dice, pause_s
         self.ended: dict[str, str] = {}
         self.calls = 0
         self.statuses: dict[int, int] = {}
@@ -36,6 +36,7 @@ class Agents:
                     await self._call(http, f"a{number}-{turn // 20}", f"u{number}.{turn}")
                 except (aiohttp.ClientError, OSError, TimeoutError):
                     await asyncio.sleep(0.05)
+                await asyncio.sleep(self._pause_s)
 
     async def _call(self, http: aiohttp.ClientSession, rollout: str, uid: str) -> None:
         dice, stream = self._dice, self._dice.random() < 0.6

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import orjson
 from tests.system.faults.address import StableAddress
 
 from storage.embedded.server import bundled_server
@@ -105,11 +106,13 @@ class System(WithStore):
     """Engine, store and proxy in a folder. `keeping` restarts the proxy whenever it has ended, as a supervisor does.
 
     `replicated`: the store has a replica, every write waits for it, and the proxy reaches the current primary at a
-    stable address. `workers`: this many processes of the proxy share its port.
+    stable address. `workers`: this many processes of the proxy share its port. `sections`: other settings.
     """
 
-    def __init__(self, folder: Path, on_failure: str, *, replicated: bool = False, workers: int = 1) -> None:
-        self.workers = workers
+    def __init__(
+        self, folder: Path, on_failure: str, *, replicated: bool = False, workers: int = 1, **sections: dict
+    ) -> None:
+        self.workers, self._sections = workers, sections
         self.folder, ports = folder, [free_port() for _ in range(4)]
         self.url, self.spool = f"http://127.0.0.1:{ports[0]}", folder / "spool"
         self.engine_log = folder / "engine.txt"
@@ -132,13 +135,17 @@ class System(WithStore):
         if self.replica is not None:
             await self.follow()
             self.store_url, durability = f"redis://127.0.0.1:{await self.address.listen()}", "replicated"
-        (self.folder / "proxy.yaml").write_text(
-            f"listen: {self._listen}\nworkers: {self.workers}\ndrain_timeout_s: 5\nlog: {{level: warning}}\n"
-            "ready_requires_engine: true\n"
-            f"engines: {{endpoints: [{{url: '{self.engine_url}', kind: vllm}}], read_timeout_s: 0.5}}\n"
-            f"store: {{url: '{self.store_url}', timeout_s: 2, durability: {durability}, "
-            f"on_failure: {self._on_failure}, spool_path: '{self.spool}'}}\n"
-        )
+        engine = {"url": self.engine_url, "kind": "vllm"}
+        store = {
+            "url": self.store_url, "timeout_s": 2, "durability": durability, "on_failure": self._on_failure,
+            "spool_path": str(self.spool),
+        }  # fmt: skip
+        settings = {
+            "listen": self._listen, "workers": self.workers, "drain_timeout_s": 5, "log": {"level": "warning"},
+            "ready_requires_engine": True, "engines": {"endpoints": [engine], "read_timeout_s": 0.5},
+            **self._sections, "store": {**store, **self._sections.get("store", {})},
+        }  # fmt: skip
+        (self.folder / "proxy.yaml").write_bytes(orjson.dumps(settings))  # JSON is YAML
         self._keeper = asyncio.create_task(self._keep())
         await self.ready()
 
