@@ -309,13 +309,12 @@ class LogSettings(Section):
         "Log format: text for people, or json with one object per line.", "text"
     )
     sample: float = described(
-        "Share of the rollouts of which successful calls are logged: all of a rollout's or none, in every process. "
-        "Failed and slow calls are always logged.",
+        "Share of the rollouts whose successful calls are logged, all or none of each; failed and slow calls always are.",
         1,
         ge=0,
         le=1,
     )
-    slow_s: float = described("Seconds from which a call counts as slow, with log.sample.", 30, gt=0)
+    slow_s: float = described("Duration from which a call is slow, with log.sample.", 30, gt=0)
 
 
 def _check_pattern(pattern: str) -> str:
