@@ -49,7 +49,7 @@ async def recorded(proxy, store) -> tuple[str, str]:
 
 async def test_generated_rollouts_have_the_keys_and_fields_of_recorded_ones(proxy, store, server):
     """What is measured with a generated store then holds for a recorded one."""
-    url, prefix = f"unix:{server.socket}", store._prefix
+    url, prefix = f"unix:{server.socket}", store.layout.prefix
     rollout, member = await recorded(proxy, store)
     await fill(Share(url, prefix, range(40), range(1)))
     generated_member = (await find_group(store, "group-000000")).members[0]
@@ -64,7 +64,7 @@ async def test_generated_rollouts_have_the_keys_and_fields_of_recorded_ones(prox
 
 async def test_generated_steps_are_exact_and_the_groups_can_be_claimed(proxy, store, server):
     """A claim renders the generated members; nothing is refused or flagged."""
-    await fill(Share(f"unix:{server.socket}", store._prefix, range(3), range(2)))
+    await fill(Share(f"unix:{server.socket}", store.layout.prefix, range(3), range(2)))
     [step] = await stored_steps(store, "rollout-0000001")
     batch = await proxy.claim(groups=2, format="sequences")
 
