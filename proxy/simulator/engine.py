@@ -1,11 +1,11 @@
-"""The simulated engine: reads bodies, samples all choices of a call in rounds, paces tokens, sends responses, and the
-routes that both engines have.
+"""The simulated engine: samples all choices of a call in rounds, paces tokens, sends responses; and the bases of responses
+and routes.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
@@ -15,9 +15,11 @@ from proxy.clock import Clock
 from proxy.simulator.errors import RequestError, invalid_json, missing_field, validation_errors
 from proxy.simulator.model import Model, Token
 from proxy.simulator.options import Options
-from proxy.simulator.requests import Body, CommonFields, ids_to_detokenize
+from proxy.simulator.parser import Delta, ParsedReply, StreamParser, parse
+from proxy.simulator.prompts import Prompt
+from proxy.simulator.requests import Body, ChatRequest, CommonFields, ids_to_detokenize
 from proxy.simulator.sampler import prefix_from
-from proxy.simulator.wire import DONE, Head, JsonObject, Response, Weights, WeightVersions
+from proxy.simulator.wire import DONE, JsonObject, Weights, WeightVersions
 
 _CHUNKS_PER_WRITE: Final = 32  # without a delay; a socket write costs more than building a chunk
 _ROUNDS_PER_YIELD: Final = 256  # without a delay, other calls run after this many rounds
@@ -40,46 +42,29 @@ class Engine:
         self.aborted: dict[str, bool] = {}  # by the id of a running call that can be aborted
         self.started_s = int(clock.now())
 
-    @property
-    def served(self) -> tuple[Model, Options]:
-        """The model and the options, with which responses begin."""
-        return self.model, self.options
+    def new_hex(self, count: int = 8) -> str:
+        """Return that many random bytes as hex digits, for ids."""
+        return self.clock.entropy(count).hex()
 
-    def new_hex(self) -> str:
-        """Return 16 random hex digits, for ids."""
-        return self.clock.entropy(8).hex()
-
-    def head(self, response_id: str, common: CommonFields) -> Head:
-        """Return the head of a response that is created now. SGLang 0.5.23 names a model that was not requested `default`."""
-        model = common.model or ("default" if self.options.shape == "sglang" else self.options.model)
-        return Head(response_id, int(self.clock.now()), model)
-
-    async def respond(
-        self,
-        request: web.Request,
-        common: CommonFields,
-        response: Response,
-        versions: WeightVersions | None = None,
-        *,
-        scores_prompt: bool = False,
-        rid: str | None = None,
-    ) -> web.StreamResponse:
-        """Sample the choices and send the response; record in `versions` which weights sample which tokens.
-
-        `rid`: the id by which the call can be aborted. With `scores_prompt` the body is built in a thread, because scoring
-        takes about 10 µs per prompt token.
-        """
-        rounds = self._rounds(response, common, versions, rid)
+    async def respond(self, request: web.Request, response: "Response") -> web.StreamResponse:
+        """Sample the choices and send the response."""
+        rounds = self.rounds(response)
+        rid = response.rid
         self.running += 1
         if rid is not None:
             self.aborted[rid] = False
         try:
-            if common.stream:
+            if response.common.stream:
                 return await self._stream(request, response, rounds)
-            choices = await self._sample(request, rounds)
-            if scores_prompt:
-                return json_response(await asyncio.to_thread(response.body, choices))
-            return json_response(response.body(choices))
+            choices: dict[int, list[Token]] = defaultdict(list)
+            for count, tokens in enumerate(rounds):
+                await self._pause(request, count)
+                for index, token in tokens:
+                    choices[index].append(token)
+            sampled = [choices[index] for index in sorted(choices)]
+            if response.scores_prompt:  # in a thread: it takes about 10 µs per prompt token
+                return json_response(await asyncio.to_thread(response.body, sampled))
+            return json_response(response.body(sampled))
         except ConnectionResetError:
             return web.Response()  # the client has disconnected, which ends sampling, as in vLLM
         finally:
@@ -87,10 +72,9 @@ class Engine:
             if rid is not None:
                 self.aborted.pop(rid, None)
 
-    def _rounds(
-        self, response: Response, common: CommonFields, versions: WeightVersions | None, rid: str | None
-    ) -> Iterator[Round]:
-        """Yield rounds until all choices have ended."""
+    def rounds(self, response: "Response") -> Iterator[Round]:
+        """Yield rounds until all choices have ended; record which weights sample which tokens."""
+        common = response.common
         seed = common.seed if common.seed is not None else self.options.seed
         if seed is None:
             seed = int.from_bytes(self.clock.entropy(8), "big")
@@ -104,10 +88,9 @@ class Engine:
         aborts = self.weights.aborts
         position = 0
         while open_choices:
-            if versions is not None:
-                versions.record(position, self.weights.version)
+            response.versions.record(position, self.weights.version)
             tokens = [(index, next(choice)) for index, choice in open_choices.items()]
-            if self.weights.aborts != aborts or (rid is not None and self.aborted.get(rid)):
+            if self.weights.aborts != aborts or (response.rid is not None and self.aborted.get(response.rid)):
                 tokens = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in tokens]
             for index, token in tokens:
                 if token.finish_reason is not None:
@@ -115,7 +98,7 @@ class Engine:
             position += 1
             yield tokens
 
-    async def _stream(self, request: web.Request, response: Response, rounds: Iterator[Round]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, response: "Response", rounds: Iterator[Round]) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         pending = response.opening_events()
         await stream.prepare(request)
@@ -134,15 +117,6 @@ class Engine:
         await stream.write_eof()
         return stream
 
-    async def _sample(self, request: web.Request, rounds: Iterator[Round]) -> list[list[Token]]:
-        """Return all tokens of each choice."""
-        choices: dict[int, list[Token]] = defaultdict(list)
-        for count, tokens in enumerate(rounds):
-            await self._pause(request, count)
-            for index, token in tokens:
-                choices[index].append(token)
-        return [choices[index] for index in sorted(choices)]
-
     async def _pause(self, request: web.Request, count: int) -> None:
         """Wait for the delay of a token; raise ConnectionResetError if the client has disconnected."""
         if self.options.token_delay_s:
@@ -151,6 +125,118 @@ class Engine:
             await asyncio.sleep(0)
         if request.transport is None or request.transport.is_closing():
             raise ConnectionResetError
+
+
+@dataclass(slots=True)
+class Response:
+    """A response that an engine builds in full, or streams token by token. Choice `i` belongs to prompt `i // n`."""
+
+    engine: Engine
+    common: CommonFields
+    prompts: Sequence[Prompt]
+    id: str
+    created_s: int = field(init=False)  # Unix seconds
+    ids: list[list[int]] = field(init=False)  # of the tokens of each choice that are streamed
+    versions: WeightVersions = field(init=False, default_factory=WeightVersions)
+
+    def __post_init__(self) -> None:
+        self.created_s = int(self.engine.clock.now())
+        self.ids = [[] for _ in range(len(self.prompts) * self.common.choices)]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the body has logprobs of the prompt."""
+        return self.common.prompt_logprobs is not None
+
+    @property
+    def rid(self) -> str | None:
+        """The id by which the call can be aborted."""
+        return None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The first prompt."""
+        return self.prompts[0]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of all prompts."""
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+    @property
+    def streamed(self) -> int:
+        """The number of tokens that are streamed."""
+        return sum(map(len, self.ids))
+
+    def prompt_of(self, index: int) -> Prompt:
+        """Return the prompt of a choice."""
+        return self.prompts[index // self.common.choices]
+
+    def head(self, kind: str) -> JsonObject:
+        """Return the first keys of a response; `kind` is its `object`."""
+        return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model_name}
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model; SGLang 0.5.23 names one that was not requested `default`."""
+        options = self.engine.options
+        return self.common.model or ("default" if options.shape == "sglang" else options.model)
+
+    def opening_events(self) -> list[bytes]:
+        """Return the events before the first token."""
+        return []
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the events of one token of one choice; none if the engine sends none."""
+        raise NotImplementedError
+
+    def closing_events(self) -> list[bytes]:
+        """Return the events after the last token."""
+        return []
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject | list[JsonObject]:
+        """Return the body of the response that is not streamed."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class ChatReply(Response):
+    """A chat completion of either engine: the parsers of its choices."""
+
+    chat: ChatRequest
+    with_calls: set[int] = field(init=False, default_factory=set)  # the streamed choices that have a tool call
+    _parsers: list[StreamParser] = field(init=False)
+
+    def __post_init__(self) -> None:
+        Response.__post_init__(self)
+        is_open, blocks = self.prompt.options.reasoning_open, self.prompt.call_blocks
+        self._parsers = [
+            StreamParser(reasoning=self.reasons, tools=self.calls, reasoning_open=is_open, blocks=blocks)
+            for _ in self.ids
+        ]
+
+    @property
+    def reasons(self) -> bool:
+        """Whether replies begin with reasoning that is parsed."""
+        return self.engine.options.has_parser and self.prompt.options.reasoning
+
+    @property
+    def calls(self) -> bool:
+        """Whether tool calls are parsed."""
+        return self.engine.options.has_parser and bool(self.chat.functions)
+
+    def parsed(self, tokens: Sequence[Token]) -> ParsedReply:
+        """Return a complete reply."""
+        text = "".join(token.text for token in tokens)
+        return parse(text, reasoning=self.reasons, tools=self.calls, blocks=self.prompt.call_blocks)
+
+    def feed(self, index: int, token: Token) -> Delta:
+        """Return what a token adds to a streamed reply."""
+        self.ids[index].append(token.id)
+        delta = self._parsers[index].feed(token.text, ended=token.finish_reason is not None)
+        if delta.calls:
+            self.with_calls.add(index)
+        return delta
 
 
 async def read_body(request: web.Request) -> Body:

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body, route
+from proxy.simulator.engine import (
+    VERSION,
+    ChatReply,
+    EngineRoutes,
+    Response,
+    gauge_response,
+    json_response,
+    read_body,
+    route,
+)
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import GenerationOptions, Model, Token
 from proxy.simulator.options import Options
@@ -28,11 +37,10 @@ from proxy.simulator.sglang_wire import (
     LogprobFormatter,
     LogprobTuple,
     NativeRequest,
-    ResponseMetadata,
     SglangFields,
+    finish_reason,
     full_usage,
     matched_stop,
-    output_logprobs,
     read_native,
     read_sglang_chat,
     read_sglang_common,
@@ -42,20 +50,53 @@ from proxy.simulator.sglang_wire import (
     sglang_max_tokens,
 )
 from proxy.simulator.template import prepare_for_sglang
-from proxy.simulator.wire import ChatReply, JsonObject, Response, WeightVersions, event, named_event, usage
+from proxy.simulator.wire import JsonObject, event, named_event, usage
 
 _IDS_EVENT = b"sglext_ids"
 
 
-def _formatter(response: Response) -> LogprobFormatter:
-    temperature = response.common.temperature
-    return LogprobFormatter(response.model.tokenizer, 1.0 if temperature is None else temperature)
+class _Sglang(Response):
+    """What all responses of SGLang have: an id by which they can be aborted, the weights, and logprobs."""
+
+    __slots__ = ()
+
+    @property
+    def rid(self) -> str | None:
+        return self.id if self.common.choices == 1 else None  # each of several choices has a separate id
+
+    @property
+    def formatter(self) -> LogprobFormatter:
+        """What formats logprobs: after temperature."""
+        temperature = self.common.temperature
+        return LogprobFormatter(self.engine.model.tokenizer, 1.0 if temperature is None else temperature)
+
+    def metadata(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return `metadata` of the response, with the spans of its first choice."""
+        spans = self.versions.spans(len(choices[0]))
+        return {"weight_version": self.engine.weights.version, "weight_versions": spans}
+
+    def meta_info(self, prompt: Prompt, tokens: Sequence[Token], logprobs: JsonObject) -> JsonObject:
+        """Return `meta_info` of one choice with these keys of logprobs; the latency is always 0."""
+        return {
+            "id": self.id,
+            "finish_reason": finish_reason(tokens),
+            "prompt_tokens": len(prompt.ids),
+            "weight_version": self.engine.weights.version,
+            "num_retractions": 0,
+            **logprobs,
+            "reasoning_tokens": 0,
+            "completion_tokens": len(tokens),
+            "cached_tokens": 0,
+            "weight_versions": self.versions.spans(len(tokens)),
+            "cached_tokens_details": None,
+            "dp_rank": None,
+            "e2e_latency": 0.0,
+        }
 
 
 @dataclass(slots=True)
-class _Chat(ChatReply):
+class _Chat(_Sglang, ChatReply):
     fields: SglangFields
-    metadata: ResponseMetadata
     _last: dict[int, Token] = field(init=False, default_factory=dict)  # of each choice that is streamed
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
@@ -81,7 +122,7 @@ class _Chat(ChatReply):
             parts = [CallDelta(call.index, call.name)] if call.name is not None else []
             parts += [CallDelta(call.index, None, call.arguments)] if call.arguments else []
             chunks += [self._parser_chunk(index, call=part) for part in parts]
-        if unsent_logprobs is not None and self.options.has_parser:
+        if unsent_logprobs is not None and self.engine.options.has_parser:
             chunks.append(self._chunk(index, {"reasoning_content": None}, unsent_logprobs))
         return [event(chunk) for chunk in chunks]
 
@@ -93,7 +134,7 @@ class _Chat(ChatReply):
             reason = self._finish(end, has_calls=index in self.with_calls)
             closing = self._chunk(index, {"reasoning_content": None}, None, reason, matched_stop(end))
             events.append(event(closing | last))
-        head = self.head.keys("chat.completion.chunk") | last | {"choices": []}
+        head = self.head("chat.completion.chunk") | last | {"choices": []}
         extension = self._extension(self.ids)
         if extension:
             chunk = head | {"usage": None, "sglext": extension}
@@ -103,10 +144,10 @@ class _Chat(ChatReply):
         return events
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        payload = self.head.keys("chat.completion") | {
+        payload = self.head("chat.completion") | {
             "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
             "usage": full_usage(len(self.prompt.ids), sum(map(len, choices))),
-            "metadata": self.metadata.metadata(len(choices[0])),
+            "metadata": self.metadata(choices),
         }
         extension = self._extension([[token.id for token in tokens] for tokens in choices])
         return payload | {"sglext": extension} if extension else payload
@@ -146,10 +187,10 @@ class _Chat(ChatReply):
         logprobs: JsonObject = {}
         if self.chat.logprobs:
             alternatives = self.chat.top_logprobs or 0
-            sampled = output_logprobs(_formatter(self), tokens, alternatives, with_text=True)
+            sampled = self.formatter.output(tokens, alternatives, with_text=True)
             logprobs = {"input_token_logprobs": []} | sampled
-        meta = self.metadata.meta_info(self.prompt.ids, tokens, logprobs)
-        if self.fields.return_routed_experts and self.options.routed_experts:
+        meta = self.meta_info(self.prompt, tokens, logprobs)
+        if self.fields.return_routed_experts and self.engine.options.routed_experts:
             meta["routed_experts"] = routed_experts(
                 self.prompt.ids, [token.id for token in tokens], self.fields.routed_experts_start_len or 0
             )
@@ -162,12 +203,16 @@ class _Chat(ChatReply):
             extension["input_ids"] = self.prompt.unexpanded or self.prompt.ids
         if self.fields.return_output_ids_in_sglext:
             extension["output_ids"] = choices
-        if self.fields.return_routed_experts and self.options.routed_experts and not self.fields.return_meta_info:
+        if (
+            self.fields.return_routed_experts
+            and self.engine.options.routed_experts
+            and not self.fields.return_meta_info
+        ):
             extension["routed_experts"] = routed_experts(self.prompt.ids, choices[0])
         return extension
 
     def _id_of(self, index: int) -> str:
-        return self.head.id if index == 0 else f"{self.head.id}-{index}"
+        return self.id if index == 0 else f"{self.id}-{index}"
 
     def _chunk(
         self,
@@ -184,7 +229,7 @@ class _Chat(ChatReply):
             "finish_reason": finish_reason,
             "matched_stop": matched,
         }
-        chunk = self.head.keys("chat.completion.chunk") | {"id": self._id_of(index), "choices": [choice]}
+        chunk = self.head("chat.completion.chunk") | {"id": self._id_of(index), "choices": [choice]}
         if self.common.continuous_usage and finish_reason is None:
             chunk["usage"] = full_usage(len(self.prompt.ids), len(self.ids[index]))
         return chunk
@@ -200,7 +245,7 @@ class _Chat(ChatReply):
     def _call(self, call: CallDelta) -> JsonObject:
         """Return a tool call, or more of its arguments, with id and name null."""
         return {
-            "id": None if call.name is None else self.new_call_id(),
+            "id": None if call.name is None else f"call_{self.engine.new_hex(12)}",
             "index": call.index,
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
@@ -212,14 +257,13 @@ class _Chat(ChatReply):
     def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
         if not self.chat.logprobs:
             return None
-        return {"content": [_formatter(self).chat_entry(token, self.chat.top_logprobs or 0) for token in tokens]}
+        return {"content": [self.formatter.chat_entry(token, self.chat.top_logprobs or 0) for token in tokens]}
 
 
 @dataclass(slots=True)
-class _Completions(Response):
+class _Completions(_Sglang):
     completions: CompletionsRequest
     fields: SglangFields
-    metadata: ResponseMetadata
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         first = not self.ids[index]
@@ -228,19 +272,19 @@ class _Completions(Response):
         if self.common.continuous_usage:
             so_far = usage(len(self.prompt_of(index).ids), len(self.ids[index]), reasoning_tokens=0)
         chunk = {"choices": [self._choice(index, [token], first=first)], "usage": so_far}
-        return [event(self.head.keys("text_completion") | chunk)]
+        return [event(self.head("text_completion") | chunk)]
 
     def closing_events(self) -> list[bytes]:
         if not self.common.include_usage:
             return []
         total = usage(self.prompt_tokens, self.streamed, reasoning_tokens=0)
-        return [event(self.head.keys("text_completion") | {"choices": [], "usage": total})]
+        return [event(self.head("text_completion") | {"choices": [], "usage": total})]
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        return self.head.keys("text_completion") | {
+        return self.head("text_completion") | {
             "choices": [self._choice(index, tokens, first=True) for index, tokens in enumerate(choices)],
             "usage": full_usage(self.prompt_tokens, sum(map(len, choices))),
-            "metadata": self.metadata.metadata(len(choices[0])),
+            "metadata": self.metadata(choices),
         }
 
     def _choice(self, index: int, tokens: Sequence[Token], *, first: bool) -> JsonObject:
@@ -264,8 +308,8 @@ class _Completions(Response):
         alternatives = self.completions.logprobs
         if alternatives is None:
             return None
-        sampled = [_formatter(self).sampled(token, with_text=True) for token in tokens]
-        top = [_formatter(self).top(token, alternatives, with_text=True) for token in tokens] if alternatives else []
+        sampled = [self.formatter.sampled(token, with_text=True) for token in tokens]
+        top = [self.formatter.top(token, alternatives, with_text=True) for token in tokens] if alternatives else []
         return {
             "text_offset": [-1] * len(tokens),
             "token_logprobs": [logprob for logprob, _, _ in sampled],
@@ -293,9 +337,8 @@ def _native_prompts(native: NativeRequest, common: CommonFields, model: Model, o
 
 
 @dataclass(slots=True)
-class _Native(Response):
+class _Native(_Sglang):
     native: NativeRequest
-    metadata: ResponseMetadata
     _tokens: list[list[Token]] = field(init=False)
     _prompt_entries: dict[int, list[LogprobTuple]] = field(init=False, default_factory=dict)
 
@@ -303,10 +346,18 @@ class _Native(Response):
         Response.__post_init__(self)
         self._tokens = [[] for _ in self.ids]
 
+    @property
+    def scores_prompt(self) -> bool:
+        return bool(self.native.return_logprob)
+
+    @property
+    def rid(self) -> str | None:
+        return None if self._is_list else self.id
+
     def token_events(self, index: int, token: Token) -> list[bytes]:
         self._tokens[index].append(token)
         choice = self._choice(index, self._tokens[index])
-        if self.options.incremental_streams:
+        if self.engine.options.incremental_streams:
             ids = choice["output_ids"][-1:]
             choice |= {"text": token.text if ids else "", "output_ids": ids}
             for name in ("output_token_logprobs", "output_top_logprobs"):
@@ -341,11 +392,11 @@ class _Native(Response):
             logprobs["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)
             if alternatives:
                 logprobs["input_top_logprobs"] = self._prompt_top_logprobs(prompt, alternatives, with_text=with_text)
-            logprobs |= output_logprobs(_formatter(self), tokens, alternatives, with_text=with_text)
-        meta = self.metadata.meta_info(prompt, tokens, logprobs)
+            logprobs |= self.formatter.output(tokens, alternatives, with_text=with_text)
+        meta = self.meta_info(self.prompts[prompt_index], tokens, logprobs)
         if meta["finish_reason"] is None:
             del meta["weight_versions"], meta["e2e_latency"]
-        if self.native.return_routed_experts and self.options.routed_experts:
+        if self.native.return_routed_experts and self.engine.options.routed_experts:
             meta["routed_experts"] = routed_experts(prompt, [token.id for token in tokens])
         return meta
 
@@ -356,9 +407,9 @@ class _Native(Response):
             return []
         if prompt_index not in self._prompt_entries:
             ids = self.prompts[prompt_index].ids
-            logprobs = [None, *[scores[0].logprob for scores in self.model.score(ids, 0)]]
+            logprobs = [None, *[scores[0].logprob for scores in self.engine.model.score(ids, 0)]]
             self._prompt_entries[prompt_index] = [
-                [logprob if position else None, token, _formatter(self).text(token) if with_text else None]
+                [logprob if position else None, token, self.formatter.text(token) if with_text else None]
                 for position, (logprob, token) in enumerate(zip(logprobs[start:], ids[start:], strict=True))
             ]
         return self._prompt_entries[prompt_index]
@@ -371,7 +422,7 @@ class _Native(Response):
         if start is None or start < 0:
             return []
         entries: list[list[LogprobTuple] | None] = [None]
-        for scores in self.model.score(ids, alternatives)[start:]:
+        for scores in self.engine.model.score(ids, alternatives)[start:]:
             best = sorted(scores, key=lambda scored: -scored.logprob)[:alternatives]
             entries.append([[each.logprob, each.id, each.string if with_text else None] for each in best])
         return entries
@@ -392,48 +443,39 @@ class SglangRoutes(EngineRoutes):
 
     @route("POST", "/v1/chat/completions")
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        engine = self._engine
+        model, options = self._engine.model, self._engine.options
         body = await read_body(request)
-        fields = read_sglang_fields(body, request.headers, engine.options)
-        chat = read_sglang_chat(body, fields)
-        common = read_sglang_common(body, engine.options)
+        fields = read_sglang_fields(body, request.headers, options)
+        chat, common = read_sglang_chat(body, fields), read_sglang_common(body, options)
         if fields.input_ids is not None:
-            engine.model.check_ids(fields.input_ids)
-        ids = with_fault(fields.input_ids, engine.options.faults)
-        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids, max_tokens_rule=sglang_max_tokens)
-        metadata = self._metadata(fields.rid)
-        head = engine.head(metadata.id, common)
-        response = _Chat(*engine.served, common, head, [prompt], chat, self._new_call_id, fields, metadata)
-        return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
+            model.check_ids(fields.input_ids)
+        ids = with_fault(fields.input_ids, options.faults)
+        prompt = chat_prompt(chat, common, model, options, ids=ids, max_tokens_rule=sglang_max_tokens)
+        response = _Chat(self._engine, common, [prompt], self._id(fields.rid), chat, fields)
+        return await self._engine.respond(request, response)
 
     @route("POST", "/v1/completions")
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        engine = self._engine
+        model, options = self._engine.model, self._engine.options
         body = await read_body(request)
-        fields = read_sglang_fields(body, request.headers, engine.options)
-        completions, common = read_completions(body), read_sglang_common(body, engine.options)
-        prompts = text_prompts(completions, common, engine.model, engine.options, sglang_max_tokens)
-        metadata = self._metadata(fields.rid)
-        head = engine.head(metadata.id, common)
-        response = _Completions(*engine.served, common, head, prompts, completions, fields, metadata)
-        return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
+        fields = read_sglang_fields(body, request.headers, options)
+        completions, common = read_completions(body), read_sglang_common(body, options)
+        prompts = text_prompts(completions, common, model, options, sglang_max_tokens)
+        response = _Completions(self._engine, common, prompts, self._id(fields.rid), completions, fields)
+        return await self._engine.respond(request, response)
 
     @route("POST", "/generate")
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         # Its errors have another format than errors of the OpenAI endpoints.
-        engine = self._engine
+        model, options = self._engine.model, self._engine.options
         try:
-            native, common = read_native(await read_body(request), engine.options)
-            prompts = _native_prompts(native, common, engine.model, engine.options)
+            native, common = read_native(await read_body(request), options)
+            prompts = _native_prompts(native, common, model, options)
         except RequestError as error:
             is_validation = error.kind == "Bad Request"
             return json_response({"error": str(error) if is_validation else {"message": str(error)}}, error.status)
-        metadata = self._metadata(native.rid)
-        head = engine.head(metadata.id, common)
-        response = _Native(*engine.served, common, head, prompts, native, metadata)
-        scores_prompt = bool(native.return_logprob)
-        rid = None if native.is_batch else metadata.rid(common)
-        return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt, rid=rid)
+        response = _Native(self._engine, common, prompts, self._id(native.rid), native)
+        return await self._engine.respond(request, response)
 
     @route("POST", "/v1/tokenize", "/tokenize")
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -494,9 +536,6 @@ class SglangRoutes(EngineRoutes):
             "tool_call_parser": "qwen25" if has_parser else None,
         }
 
-    def _metadata(self, rid: str | None) -> ResponseMetadata:
-        response_id = rid or self._engine.new_hex() + self._engine.new_hex()
-        return ResponseMetadata(response_id, WeightVersions(), self._engine.weights)
-
-    def _new_call_id(self) -> str:
-        return f"call_{self._engine.clock.entropy(12).hex()}"
+    def _id(self, rid: str | None) -> str:
+        """Return the id of a response, which the client can choose."""
+        return rid or self._engine.new_hex(16)

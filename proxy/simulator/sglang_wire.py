@@ -20,7 +20,7 @@ from proxy.simulator.requests import Body, ChatRequest, CommonFields, read_chat,
 from proxy.simulator.sampler import TokenDistribution, UnigramTail, as_float32
 from proxy.simulator.template import prepare_for_sglang
 from proxy.simulator.tokenizer import Tokenizer
-from proxy.simulator.wire import JsonObject, Weights, WeightVersions, experts_as_int32, usage
+from proxy.simulator.wire import JsonObject, experts_as_int32, usage
 
 _HEADERS: Final = {
     "return_input_ids_in_sglext": "x-sglext-return-input-ids",
@@ -280,6 +280,13 @@ class LogprobFormatter:
         """Return the entries of the most likely tokens at the position, most likely first."""
         return self._tuples(token, token.distribution.top(alternatives), with_text=with_text)
 
+    def output(self, tokens: Sequence[Token], alternatives: int, *, with_text: bool) -> JsonObject:
+        """Return the keys of `meta_info` with the logprobs of the sampled tokens."""
+        keys: JsonObject = {"output_token_logprobs": [self.sampled(token, with_text=with_text) for token in tokens]}
+        if alternatives:
+            keys["output_top_logprobs"] = [self.top(token, alternatives, with_text=with_text) for token in tokens]
+        return keys | {"output_token_logprobs_length": len(tokens)}
+
     def _tuples(self, token: Token, ids: Sequence[int], *, with_text: bool) -> list[LogprobTuple]:
         logprob = tempered(token.distribution, self.temperature)
         return [[logprob(i), i, self.text(i) if with_text else None] for i in ids]
@@ -289,42 +296,7 @@ class LogprobFormatter:
         return self.tokenizer.decode([token])
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseMetadata:
-    """The id of a response and the weights that sample it."""
-
-    id: str
-    versions: WeightVersions
-    weights: Weights
-
-    def rid(self, common: CommonFields) -> str | None:
-        """Return the id by which a call can be aborted; None for several choices: each has a separate id."""
-        return self.id if common.choices == 1 else None
-
-    def metadata(self, length: int) -> JsonObject:
-        """Return `metadata` of a response; `length` is the number of tokens of its first choice."""
-        return {"weight_version": self.weights.version, "weight_versions": self.versions.spans(length)}
-
-    def meta_info(self, prompt: Sequence[int], tokens: Sequence[Token], logprobs: JsonObject) -> JsonObject:
-        """Return `meta_info` of one choice with these keys of logprobs; the latency is always 0."""
-        return {
-            "id": self.id,
-            "finish_reason": _native_finish(tokens),
-            "prompt_tokens": len(prompt),
-            "weight_version": self.weights.version,
-            "num_retractions": 0,
-            **logprobs,
-            "reasoning_tokens": 0,
-            "completion_tokens": len(tokens),
-            "cached_tokens": 0,
-            "weight_versions": self.versions.spans(len(tokens)),
-            "cached_tokens_details": None,
-            "dp_rank": None,
-            "e2e_latency": 0.0,
-        }
-
-
-def _native_finish(tokens: Sequence[Token]) -> JsonObject | None:
+def finish_reason(tokens: Sequence[Token]) -> JsonObject | None:
     """Return the finish reason of the native API; a choice has no tokens if `max_new_tokens` is 0."""
     if not tokens:
         return {"type": "length", "length": 0}
@@ -336,16 +308,6 @@ def _native_finish(tokens: Sequence[Token]) -> JsonObject | None:
     if last.finish_reason == "abort":
         return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
     return None
-
-
-def output_logprobs(
-    formatter: LogprobFormatter, tokens: Sequence[Token], alternatives: int, *, with_text: bool
-) -> JsonObject:
-    """Return the keys of `meta_info` with the logprobs of the sampled tokens."""
-    keys: JsonObject = {"output_token_logprobs": [formatter.sampled(token, with_text=with_text) for token in tokens]}
-    if alternatives:
-        keys["output_top_logprobs"] = [formatter.top(token, alternatives, with_text=with_text) for token in tokens]
-    return keys | {"output_token_logprobs_length": len(tokens)}
 
 
 def routed_experts(prompt: Sequence[int], sampled: Sequence[int], start: int = 0) -> str:

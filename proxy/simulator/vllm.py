@@ -13,7 +13,16 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
-from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body, route
+from proxy.simulator.engine import (
+    VERSION,
+    ChatReply,
+    EngineRoutes,
+    Response,
+    gauge_response,
+    json_response,
+    read_body,
+    route,
+)
 from proxy.simulator.errors import invalid_value, scale_out_disabled
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
 from proxy.simulator.options import Options
@@ -38,23 +47,14 @@ from proxy.simulator.requests import (
     read_completions,
     read_fields,
 )
-from proxy.simulator.wire import (
-    FINGERPRINT,
-    ChatReply,
-    JsonObject,
-    Response,
-    WeightVersions,
-    event,
-    experts_as_npy,
-    usage,
-)
+from proxy.simulator.wire import FINGERPRINT, JsonObject, event, experts_as_npy, usage
 
 _NULLS: Final[JsonObject] = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 
 def _chunk(response: Response, kind: str, index: int, choice: JsonObject, **details: Any) -> JsonObject:
     """Return a chunk with a part of a choice; `details` are the keys of its usage that only chat has."""
-    chunk = response.head.keys(kind) | {"choices": [{"index": index, **choice}]}
+    chunk = response.head(kind) | {"choices": [{"index": index, **choice}]}
     if response.common.continuous_usage:
         chunk["usage"] = usage(len(response.prompt_of(index).ids), len(response.ids[index]), **details)
     if choice["finish_reason"] is not None and not response.common.include_usage:
@@ -67,7 +67,21 @@ def _usage_chunks(response: Response, kind: str, **details: Any) -> list[bytes]:
     if not response.common.include_usage:
         return []
     total = usage(response.prompt_tokens, response.streamed, **details)
-    return [event(response.head.keys(kind) | {"choices": [], "usage": total, "system_fingerprint": FINGERPRINT})]
+    return [event(response.head(kind) | {"choices": [], "usage": total, "system_fingerprint": FINGERPRINT})]
+
+
+def _full_usage(
+    response: Response, choices: Sequence[Sequence[object]], details: JsonObject | None = None
+) -> JsonObject:
+    """Return the usage of a response that is not streamed; `details` count its completion tokens by kind."""
+    completion_tokens = sum(map(len, choices))
+    return usage(
+        response.prompt_tokens, completion_tokens, prompt_tokens_details=None, completion_tokens_details=details
+    )
+
+
+def _prompt_logprobs(response: Response, prompt: Prompt, alternatives: int | None) -> list[Any] | None:
+    return None if alternatives is None else response.engine.model.prompt_logprobs(prompt.ids, alternatives)
 
 
 @dataclass(slots=True)
@@ -115,26 +129,16 @@ class _Chat(ChatReply):
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
         ids = [[token.id for token in tokens] for tokens in choices]
-        total = usage(
-            len(self.prompt.ids),
-            sum(map(len, ids)),
-            prompt_tokens_details=None,
-            completion_tokens_details=self._details(ids) if self.reasons else None,
-        )
-        alternatives = self.common.prompt_logprobs
-        scores = None if alternatives is None else self.model.prompt_logprobs(self.prompt.ids, alternatives)
-        return (
-            self.head.keys("chat.completion")
-            | {
-                "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
-                "service_tier": None,
-                "system_fingerprint": FINGERPRINT,
-                "usage": total,
-                "prompt_logprobs": scores,
-            }
-            | self._prompt_keys
-            | _NULLS
-        )
+        return {
+            **self.head("chat.completion"),
+            "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": _full_usage(self, choices, self._details(ids) if self.reasons else None),
+            "prompt_logprobs": _prompt_logprobs(self, self.prompt, self.common.prompt_logprobs),
+            **self._prompt_keys,
+            **_NULLS,
+        }
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
         parsed = self.parsed(tokens)
@@ -147,14 +151,7 @@ class _Chat(ChatReply):
             "function_call": None,
         }
         if parsed.calls:
-            message["tool_calls"] = [
-                {
-                    "id": self.new_call_id(),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in parsed.calls
-            ]
+            message["tool_calls"] = [self._call(name=call.name, arguments=call.arguments) for call in parsed.calls]
         message["reasoning"] = parsed.reasoning if self.chat.include_reasoning else None
         return {
             "index": index,
@@ -183,14 +180,14 @@ class _Chat(ChatReply):
         return delta
 
     def _call_delta(self, call: CallDelta) -> JsonObject:
-        identity: JsonObject = {}
-        function: JsonObject = {}
-        if call.name is not None:
-            identity = {"id": self.new_call_id(), "type": "function"}
-            function["name"] = call.name
-        if call.arguments:
-            function["arguments"] = call.arguments
-        return identity | {"index": call.index, "function": function}
+        arguments = {"arguments": call.arguments} if call.arguments else {}
+        if call.name is None:
+            return {"index": call.index, "function": arguments}
+        opened = self._call(name=call.name, **arguments)
+        return {"id": opened["id"], "type": opened["type"], "index": call.index, "function": opened["function"]}
+
+    def _call(self, **function: str) -> JsonObject:
+        return {"id": f"chatcmpl-tool-{self.engine.new_hex()}", "type": "function", "function": function}
 
     def _finish(self, token: Token, *, has_calls: bool) -> str | None:
         if token.finish_reason == "stop" and has_calls and self.chat.named_tool is None:
@@ -214,7 +211,7 @@ class _Chat(ChatReply):
 
     def _details(self, choices: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return the number of reasoning tokens of all choices, without the opening and closing tags."""
-        close = self.model.tokenizer.id("</think>")
+        close = self.engine.model.tokenizer.id("</think>")
         start = 0 if self.prompt.options.reasoning_open else 1
         reasoning = [list(takewhile(close.__ne__, ids[start:])) for ids in choices]
         return {"reasoning_tokens": sum(map(len, reasoning))}
@@ -249,21 +246,20 @@ class _Completions(Response):
         }
         return [event(_chunk(self, "text_completion", index, choice))]
 
+    @property
+    def scores_prompt(self) -> bool:
+        return self.common.prompt_logprobs is not None or bool(self.completions.echo)
+
     def closing_events(self) -> list[bytes]:
         return _usage_chunks(self, "text_completion")
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        total = usage(
-            self.prompt_tokens,
-            sum(map(len, choices)),
-            prompt_tokens_details=None,
-            completion_tokens_details=None,
-        )
-        return self.head.keys("text_completion") | {
+        return {
+            **self.head("text_completion"),
             "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": total,
+            "usage": _full_usage(self, choices),
             **_NULLS,
         }
 
@@ -279,7 +275,7 @@ class _Completions(Response):
             "finish_reason": tokens[-1].finish_reason,
             "stop_reason": tokens[-1].stop_reason,
             "token_ids": [token.id for token in tokens] if self.common.return_token_ids else None,
-            "prompt_logprobs": None if alternatives is None else self.model.prompt_logprobs(prompt.ids, alternatives),
+            "prompt_logprobs": _prompt_logprobs(self, prompt, alternatives),
             "prompt_token_ids": prompt.ids if self.common.return_token_ids else None,
             "routed_experts": None,
         }
@@ -303,9 +299,9 @@ class _Completions(Response):
         entries: list[tuple[TokenLogprob, ...] | None] = []
         strings = []
         if first and self.completions.echo:
-            prompt_entries = self.model.score(prompt.ids, alternatives)
+            prompt_entries = self.engine.model.score(prompt.ids, alternatives)
             entries += [None, *prompt_entries]
-            opening = TokenLogprob(self.model.tokenizer.decode(prompt.ids[:1]), 0.0, prompt.ids[0])
+            opening = TokenLogprob(self.engine.model.tokenizer.decode(prompt.ids[:1]), 0.0, prompt.ids[0])
             strings += [opening.name(by_id=by_id), *(entry[0].name(by_id=by_id) for entry in prompt_entries)]
         if not self._only_echoes:
             entries += [token.logprobs for token in tokens]
@@ -365,14 +361,12 @@ def _generate_prompt(fields: _GenerateFields, common: CommonFields, model: Model
 @dataclass(slots=True)
 class _Generated(Response):
     fields: _GenerateFields
-    versions: WeightVersions
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         first = not any(self.ids)
         self.ids[index].append(token.id)
-        counted = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        count = usage(len(self.fields.token_ids), len(self.ids[index]), **counted)
-        chunk: JsonObject = {"request_id": self.head.id, "usage": count if self.common.continuous_usage else None}
+        count = _full_usage(self, [self.ids[index]]) if self.common.continuous_usage else None
+        chunk: JsonObject = {"request_id": self.id, "usage": count}
         if first and self.fields.return_token_ids:
             chunk["prompt_token_ids"] = self.fields.token_ids
         choice = self._choice(index, [token], self.ids[index])
@@ -383,20 +377,17 @@ class _Generated(Response):
             return []
         total = usage(self.prompt_tokens, self.streamed)
         chunk: JsonObject = {"usage": total, "output_mode": self.fields.output_mode, "choices": []}
-        return [event({"request_id": self.head.id, **chunk})]
+        return [event({"request_id": self.id, **chunk})]
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        prompt, alternatives = self.fields.token_ids, self.common.prompt_logprobs
         return {
-            "request_id": self.head.id,
-            "model": self.head.model,
-            "created": self.head.created_s,
-            "usage": usage(
-                len(prompt), sum(map(len, choices)), prompt_tokens_details=None, completion_tokens_details=None
-            ),
-            "prompt_logprobs": None if alternatives is None else self.model.prompt_logprobs(prompt, alternatives),
+            "request_id": self.id,
+            "model": self.model_name,
+            "created": self.created_s,
+            "usage": _full_usage(self, choices),
+            "prompt_logprobs": _prompt_logprobs(self, self.prompt, self.common.prompt_logprobs),
             "prompt_token_id_logprobs": None,
-            "prompt_token_ids": prompt if self.fields.return_token_ids else None,
+            "prompt_token_ids": self.fields.token_ids if self.fields.return_token_ids else None,
             "mm_placeholders": None,
             "metrics": None,
             "kv_transfer_params": None,
@@ -408,14 +399,14 @@ class _Generated(Response):
     def _choice(self, index: int, tokens: Sequence[Token], sampled_ids: Sequence[int]) -> JsonObject:
         """Return a choice with these tokens; experts and weight versions, which need all ids so far, are in its last chunk."""
         ended = tokens[-1].finish_reason is not None
-        experts = self.options.routed_experts and ended
+        experts = self.engine.options.routed_experts and ended
         choice: JsonObject = {
             "index": index,
             "finish_reason": tokens[-1].finish_reason,
             "stop_reason": tokens[-1].stop_reason,
             "token_ids": [token.id for token in tokens],
             "routed_experts": experts_as_npy([*self.fields.token_ids, *sampled_ids]) if experts else None,
-            "sampling_mask": [_sampling_mask(token) for token in tokens] if self.options.sampling_mask else None,
+            "sampling_mask": [_sampling_mask(token) for token in tokens] if self.engine.options.sampling_mask else None,
             "weight_versions": self.versions.spans(len(sampled_ids)) if ended else None,
         }
         if self.fields.output_mode == "text":
@@ -462,41 +453,36 @@ class VllmRoutes(EngineRoutes):
 
     @route("POST", "/v1/chat/completions")
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        engine = self._engine
+        model, options = self._engine.model, self._engine.options
         body = await read_body(request)
-        common = read_common(body, engine.options)
-        head = engine.head(self._response_id("chatcmpl", request, common), common)
-        given = reused_ids(body, engine.model, has_field=engine.options.has_prompt_field)
-        ids = with_fault(given, engine.options.faults)
+        common = read_common(body, options)
+        ids = with_fault(reused_ids(body, model, has_field=options.has_prompt_field), options.faults)
         chat = read_chat(body, has_ids=ids is not None)
-        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids)
-        response = _Chat(*engine.served, common, head, [prompt], chat, self._new_call_id)
-        return await engine.respond(request, common, response, scores_prompt=common.prompt_logprobs is not None)
+        prompt = chat_prompt(chat, common, model, options, ids=ids)
+        return await self._respond(request, _Chat(self._engine, common, [prompt], "chatcmpl", chat))
 
     @route("POST", "/v1/completions")
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        engine = self._engine
+        model, options = self._engine.model, self._engine.options
         body = await read_body(request)
-        common = read_common(body, engine.options)
-        head = engine.head(self._response_id("cmpl", request, common), common)
-        completions = read_completions(body)
-        prompts = text_prompts(completions, common, engine.model, engine.options)
-        response = _Completions(*engine.served, common, head, prompts, completions)
-        scores_prompt = common.prompt_logprobs is not None or bool(completions.echo)
-        return await engine.respond(request, common, response, scores_prompt=scores_prompt)
+        common, completions = read_common(body, options), read_completions(body)
+        prompts = text_prompts(completions, common, model, options)
+        return await self._respond(request, _Completions(self._engine, common, prompts, "cmpl", completions))
 
     @route("POST", "/inference/v1/generate")
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        engine = self._engine
-        if not engine.options.scale_out:
+        model, options = self._engine.model, self._engine.options
+        if not options.scale_out:
             raise scale_out_disabled()
-        fields, common = _read_generate(await read_body(request), engine.options)
-        prompt = _generate_prompt(fields, common, engine.model, engine.options)
-        head = engine.head(self._response_id("generate-tokens", request, common), common)
-        versions = WeightVersions()
-        response = _Generated(*engine.served, common, head, [prompt], fields, versions)
-        scores_prompt = common.prompt_logprobs is not None
-        return await engine.respond(request, common, response, versions, scores_prompt=scores_prompt)
+        fields, common = _read_generate(await read_body(request), options)
+        prompt = _generate_prompt(fields, common, model, options)
+        return await self._respond(request, _Generated(self._engine, common, [prompt], "generate-tokens", fields))
+
+    async def _respond(self, request: web.Request, response: Response) -> web.StreamResponse:
+        """Send a response. Its id, which the client can choose, begins with the kind of response."""
+        named = request.headers.get("X-Request-Id") or response.common.request_id
+        response.id = f"{response.id}-{named or self._engine.new_hex()}"
+        return await self._engine.respond(request, response)
 
     @route("POST", "/tokenize")
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -542,10 +528,3 @@ class VllmRoutes(EngineRoutes):
 
     def _model_card(self) -> JsonObject:
         return super()._model_card() | {"permission": []}
-
-    def _new_call_id(self) -> str:
-        return f"chatcmpl-tool-{self._engine.new_hex()}"
-
-    def _response_id(self, kind: str, request: web.Request, common: CommonFields) -> str:
-        """Return the id of a response, which the client can choose."""
-        return f"{kind}-{request.headers.get('X-Request-Id') or common.request_id or self._engine.new_hex()}"

@@ -13,10 +13,8 @@ from proxy.simulator.requests import read_common
 from proxy.simulator.sampler import load_next_token_model, prefix_from
 from proxy.simulator.sglang_wire import (
     LogprobFormatter,
-    ResponseMetadata,
     error_body,
     matched_stop,
-    output_logprobs,
     read_native,
     read_sglang_chat,
     read_sglang_common,
@@ -25,7 +23,6 @@ from proxy.simulator.sglang_wire import (
     tempered,
 )
 from proxy.simulator.tokenizer import load_tokenizer, load_vocabulary
-from proxy.simulator.wire import Weights, WeightVersions
 
 OPTIONS = Options(shape="sglang", max_model_len=100)
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -157,26 +154,13 @@ def test_an_incomplete_character_has_its_own_bytes():
 def test_entries_have_texts_on_request():
     """An entry is a logprob, an id, and the text or null; alternatives are ordered by probability."""
     formatter = LogprobFormatter(load_tokenizer(), 1.0)
-    keys = output_logprobs(formatter, [token()], 3, with_text=False)
+    keys = formatter.output([token()], 3, with_text=False)
     likely = [logprob for logprob, _, _ in keys["output_top_logprobs"][0]]
 
     assert keys["output_token_logprobs"] == [[DISTRIBUTION.logprob(7), 7, None]]
     assert formatter.sampled(token(), with_text=True)[2] == load_tokenizer().decode([7])
     assert likely == sorted(likely, reverse=True)
     assert keys["output_token_logprobs_length"] == 1
-
-
-def test_metadata_has_the_current_version_and_the_spans():
-    """The version is the one at the end of the call; the spans have the versions of the tokens."""
-    versions, weights = WeightVersions(), Weights("b")
-    versions.record(0, "a")
-    metadata = ResponseMetadata("r", versions, weights)
-
-    assert metadata.metadata(2) == {
-        "weight_version": "b",
-        "weight_versions": [{"version": "a", "start": 0, "end": 2}],
-    }
-    assert metadata.meta_info([1, 2], [token(), token(finish="abort")], {})["finish_reason"]["type"] == "abort"
 
 
 @given(IDS, st.sampled_from([0.3, 0.7, 1.0, 1.5]))

@@ -1,4 +1,4 @@
-"""What responses share: heads, usage, events, weights and experts."""
+"""What responses share: usage, events, weights and experts."""
 
 import ast
 from base64 import b64decode
@@ -7,25 +7,12 @@ from struct import unpack
 from proxy.simulator.wire import (
     EXPERTS_PER_TOKEN,
     LAYERS,
-    Head,
     WeightVersions,
     event,
     experts_as_int32,
     experts_as_npy,
     usage,
 )
-
-
-def test_a_response_begins_with_its_head():
-    """The first keys are id, object, created and model, in this order."""
-    head = Head("cmpl-1", 5, "simulated").keys("text_completion")
-
-    assert list(head.items()) == [
-        ("id", "cmpl-1"),
-        ("object", "text_completion"),
-        ("created", 5),
-        ("model", "simulated"),
-    ]
 
 
 def test_a_chunk_is_one_event():

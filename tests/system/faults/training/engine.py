@@ -28,12 +28,12 @@ class LoggedEngine(Engine):
 
     log = None
 
-    async def respond(self, request, common, response, versions=None, *, scores_prompt=False) -> web.StreamResponse:
+    async def respond(self, request, response) -> web.StreamResponse:
         _called.set(request)
-        return await super().respond(request, common, response, versions, scores_prompt=scores_prompt)
+        return await super().respond(request, response)
 
-    def _rounds(self, response, common, versions, rid) -> Iterator[Round]:
-        rounds = list(super()._rounds(response, common, versions, rid))
+    def rounds(self, response) -> Iterator[Round]:
+        rounds = list(super().rounds(response))
         tokens = [token for tokens in rounds for _, token in tokens]
         sampled = {
             "call": _called.get().headers.get("X-Request-Id", ""),
