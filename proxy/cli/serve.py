@@ -22,7 +22,6 @@ from proxy.server.shutdown import stopped_by_signals
 from proxy.server.supervisor import refuse_left_journals, working
 from proxy.simulator.options import Options
 from proxy.simulator.script import read_script
-from proxy.simulator.template import read_template
 from proxy.telemetry.logs import set_up
 
 
@@ -69,7 +68,7 @@ async def simulate(
     if script is not None:
         options = replace(options, script=read_script(script))
     if template is not None:
-        options = replace(options, template=read_template(template))
+        options = replace(options, template=await asyncio.to_thread(template.read_text, encoding="utf-8"))
     with stopped_by_signals() as stop:
         async with simulating(listen, options) as url:
             if as_json:

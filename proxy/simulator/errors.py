@@ -23,18 +23,6 @@ def invalid_value(message: str, param: str | None = None, value: object = None) 
     return RequestError(message + suffix, param, kind="BadRequestError")
 
 
-def model_not_found(model: str, served: str) -> RequestError:
-    """Return the error for a model that is not served."""
-    message = f"The model `{model}` does not exist. Valid aliases: {served}."
-    return RequestError(message, "model", status=404, kind="NotFoundError")
-
-
-def scale_out_disabled() -> RequestError:
-    """Return the error of the scale-out endpoints on an engine without them."""
-    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-    return RequestError(message, status=403, kind="PermissionDeniedError")
-
-
 def validation_errors(problems: Sequence[object], param: str | None) -> RequestError:
     """Return the error for a body that fails validation, with all its problems."""
     count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"

@@ -4,7 +4,7 @@ Sampled ids become text, and a choice ends at stop tokens, stop strings or the l
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -54,83 +54,62 @@ class Token:
     stop_reason: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StopConditions:
-    """What ends a choice."""
-
-    max_tokens: int
-    min_tokens: int = 0
-    eos_ids: tuple[int, ...] = ()  # they end a turn; empty with `ignore_eos`
-    stop_token_ids: frozenset[int] = frozenset()
-    stop_strings: tuple[str, ...] = ()
-    include_stop: bool = False
-
-
 @dataclass(slots=True)
 class TextBuffer:
     """The text of a choice; holds the end back while it may be the beginning of a stop string."""
 
-    conditions: StopConditions
+    common: CommonFields
     text: str = ""
     released: int = 0
-    held_back: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        longest = max(map(len, self.conditions.stop_strings), default=1)
-        self.held_back = 0 if self.conditions.include_stop else longest - 1
 
     def feed(self, piece: str, *, can_stop: bool) -> str | None:
         """Append a piece; return the stop string that it completes (the text then ends there), or None."""
         self.text += piece
-        for stop in self.conditions.stop_strings if can_stop else ():
+        for stop in self.common.stop_strings if can_stop else ():
             start = self.text.find(stop, max(0, len(self.text) - len(piece) - len(stop) + 1))
             if piece and start >= 0:
-                self.text = self.text[: start + len(stop) if self.conditions.include_stop else start]
+                self.text = self.text[: start + len(stop) if self.common.include_stop_str_in_output else start]
                 return stop
         return None
 
     def release(self, *, ended: bool) -> str:
         """Return the text that is final and was not returned before."""
-        until = len(self.text) - (0 if ended else self.held_back)
-        if until <= self.released:
-            return ""
-        text = self.text[self.released : until]
-        self.released = until
-        return text
+        longest = max(map(len, self.common.stop_strings), default=1)
+        held_back = 0 if ended or self.common.include_stop_str_in_output else longest - 1
+        start, self.released = self.released, max(len(self.text) - held_back, self.released)
+        return self.text[start : self.released]
 
 
 def generate(
     sampled: Iterable[tuple[int, TokenDistribution]],
     tokenizer: Tokenizer,
-    conditions: StopConditions,
+    common: CommonFields,
+    max_tokens: int,
+    *,
+    eos_ids: Sequence[int],
     alternatives: int,
 ) -> Iterator[Token]:
     """Yield sampled ids as tokens with text until a stop condition is met; the last token has the finish reason.
 
-    A stop token, or the tokens of a stop string, stay among the ids; only the text is cut (cassettes `stop_*`).
+    A stop token, or the tokens of a stop string, stay among the ids; only the text is cut (cassettes `stop_*`). `eos_ids`
+    end a turn.
     """
     decoder = Decoder(tokenizer)
-    buffer = TextBuffer(conditions)
+    buffer = TextBuffer(common)
+    stop_ids = frozenset(common.stop_token_ids or ())
     for count, (token, distribution) in enumerate(sampled, 1):
-        finish, reason = _end_of(token, count, conditions)
+        finish: str | None = "length" if count >= max_tokens else None
+        reason: int | str | None = None
+        if count >= common.min_tokens and (token in stop_ids or token in eos_ids):  # it precedes length
+            finish, reason = "stop", None if token == next(iter(eos_ids), None) else token
         logprobs = token_logprobs(token, distribution, decoder, alternatives)
-        if finish != "stop" or conditions.include_stop:
-            stop = buffer.feed(decoder.feed(token), can_stop=count > conditions.min_tokens)
+        if finish != "stop" or common.include_stop_str_in_output:
+            stop = buffer.feed(decoder.feed(token), can_stop=count > common.min_tokens)
             if stop is not None:
                 finish, reason = "stop", stop
         yield Token(token, buffer.release(ended=finish is not None), logprobs, distribution, finish, reason)
         if finish is not None:
             return
-
-
-def _end_of(token: int, count: int, conditions: StopConditions) -> tuple[str | None, int | str | None]:
-    """Return the finish and stop reasons that the token's id or its position gives; stop precedes length."""
-    if count >= conditions.min_tokens:
-        if token in conditions.eos_ids:
-            return "stop", None if token == conditions.eos_ids[0] else token
-        if token in conditions.stop_token_ids:
-            return "stop", token
-    return ("length" if count >= conditions.max_tokens else None), None
 
 
 def token_logprobs(
@@ -139,6 +118,11 @@ def token_logprobs(
     """Return the logprob of the token, then of the `alternatives` most likely tokens, each token once."""
     ids = dict.fromkeys([token, *distribution.top(alternatives)]) if alternatives else (token,)
     return tuple([TokenLogprob(decoder.string(i), distribution.logprob(i), i) for i in ids])
+
+
+def _prompt_entry(token: int, distribution: TokenDistribution, decoder: Decoder) -> dict[str, Any]:
+    logprob, rank = distribution.logprob(token), distribution.rank(token)
+    return {"logprob": logprob, "rank": rank, "decoded_token": decoder.string(token)}
 
 
 _END_OF_TEXT: Final = "<|endoftext|>"
@@ -183,26 +167,25 @@ class Model:
         stream = RandomStream(mix(seed) ^ prompt.hash)
         scripted = options.make_scripted(stream) if options.make_scripted else ()
         forced = scripted or (options.make_call(stream) if options.make_call else ())
+        draws_reasoning = options.reasoning and options.make_scripted is None
         plan = plan_reply(
             stream,
             end=None if common.ignore_eos else self.call_eos_id if options.ends_with_call else self.eos_ids[0],
             forced=forced,
-            reasoning_tags=(opening, self.tokenizer.id("</think>"))
-            if options.reasoning and options.make_scripted is None
-            else None,
+            reasoning_tags=(opening, self.tokenizer.id("</think>")) if draws_reasoning else None,
             min_tokens=common.min_tokens,
-        )
-        conditions = StopConditions(
-            max_tokens=options.max_tokens,
-            min_tokens=common.min_tokens,
-            eos_ids=() if common.ignore_eos else self.eos_ids,
-            stop_token_ids=frozenset(common.stop_token_ids or ()),
-            stop_strings=common.stop_strings,
-            include_stop=common.include_stop_str_in_output,
         )
         sampler = Sampler(self.next_token, self.words, seed, temperature)
         sampled = sampler.sample(prompt, plan, self._split if self.noncanonical_rate else None)
-        return generate(sampled, self.tokenizer, conditions, options.alternatives)
+        eos_ids = () if common.ignore_eos else self.eos_ids
+        return generate(
+            sampled,
+            self.tokenizer,
+            common,
+            options.max_tokens,
+            eos_ids=eos_ids,
+            alternatives=options.alternatives,
+        )
 
     def _split(self, token: int, stream: RandomStream) -> Sequence[int]:
         """Return the tokens to sample in place of one: itself or, at `noncanonical_rate`, its two parts, split recursively."""
@@ -218,36 +201,23 @@ class Model:
 
     def score(self, ids: Sequence[int], alternatives: int) -> list[tuple[TokenLogprob, ...]]:
         """Return the logprobs of each prompt token but the first, which has no prefix."""
-        decoder = Decoder(self.tokenizer)
-        scores = []
-        for prefix, token in self._prefixes(ids, decoder):
-            scores.append(token_logprobs(token, self.next_token.distribution(prefix), decoder, alternatives))
-        return scores
+        return [token_logprobs(*scored, alternatives) for scored in self._scored(ids)]
 
     def prompt_logprobs(self, ids: Sequence[int], alternatives: int) -> list[dict[str, Any] | None]:
         """Return `prompt_logprobs`: None for the first token, then by id the token and the most likely tokens."""
-        decoder = Decoder(self.tokenizer)
         entries: list[dict[str, Any] | None] = [None]
-        for prefix, token in self._prefixes(ids, decoder):
-            distribution = self.next_token.distribution(prefix)
-            entries.append(
-                {
-                    str(i): {
-                        "logprob": distribution.logprob(i),
-                        "rank": distribution.rank(i),
-                        "decoded_token": decoder.string(i),
-                    }
-                    for i in dict.fromkeys([token, *distribution.top(alternatives)])
-                }
-            )
+        for token, distribution, decoder in self._scored(ids):
+            shown = dict.fromkeys([token, *distribution.top(alternatives)])
+            entries.append({str(i): _prompt_entry(i, distribution, decoder) for i in shown})
         return entries
 
-    def _prefixes(self, ids: Sequence[int], decoder: Decoder) -> Iterator[tuple[Prefix, int]]:
-        """Yield each token but the first with its prefix; the decoder has been fed the tokens before it."""
+    def _scored(self, ids: Sequence[int]) -> Iterator[tuple[int, TokenDistribution, Decoder]]:
+        """Yield each token but the first with its distribution, and a decoder that has been fed the tokens before it."""
+        decoder = Decoder(self.tokenizer)
         prefix = prefix_from(ids[:1])
         decoder.feed(ids[0])
         for token in ids[1:]:
-            yield prefix, token
+            yield token, self.next_token.distribution(prefix), decoder
             prefix = prefix.with_token(token)
             decoder.feed(token)
 
@@ -271,6 +241,13 @@ def load_model(
 
     Raises ValueError if the template is invalid or requires jinja2, or an EOS is not a single token.
     """
+    chat_template = None
+    if template is not None:
+        try:
+            from proxy.simulator.jinja_template import JinjaTemplate  # noqa: PLC0415 - jinja2 is optional
+        except ModuleNotFoundError:
+            raise ValueError("A chat template requires jinja2: pip install jinja2.") from None
+        chat_template = JinjaTemplate(template, eos)
     vocabulary = load_vocabulary()
     markers = [] if template is None else markers_of(template, eos)
     markers += [PLACEHOLDER] if has_images and PLACEHOLDER not in markers else []
@@ -289,14 +266,6 @@ def load_model(
         eos_ids=tuple(dict.fromkeys(map(tokenizer.id, stops))),
         call_eos_id=tokenizer.id(stops[1]),
         bos_id=tokenizer.id(BOS) if has_bos else None,
-        template=None if template is None else _jinja_template(template, eos),
+        template=chat_template,
         noncanonical_rate=noncanonical_rate,
     )
-
-
-def _jinja_template(source: str, eos: str) -> "JinjaTemplate":
-    try:
-        from proxy.simulator.jinja_template import JinjaTemplate  # noqa: PLC0415 - jinja2 is optional
-    except ModuleNotFoundError:
-        raise ValueError("A chat template requires jinja2: pip install jinja2.") from None
-    return JinjaTemplate(source, eos)

@@ -6,15 +6,16 @@ depending on the data. The text of a message can contain the placeholder as well
 """
 
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from proxy.simulator.errors import invalid_value
 from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Faults, Options
-from proxy.simulator.parser import ToolCall
+from proxy.simulator.parser import CallBlocks
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
 from proxy.simulator.script import Turn
@@ -156,9 +157,7 @@ class Prompt:
     ids: Sequence[int]
     options: GenerationOptions
     text: str = ""
-    call_blocks: Mapping[str, Sequence[ToolCall]] = field(
-        default_factory=dict
-    )  # the texts that are tool calls in a reply
+    call_blocks: CallBlocks = field(default_factory=dict)  # the texts that are tool calls in a reply
     unexpanded: Sequence[int] | None = None  # the ids with one placeholder for each image, None without images
 
 
@@ -219,7 +218,7 @@ def chat_prompt(
         text = model.tokenizer.decode(ids) if chat.return_prompt_text else ""
     is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
     requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
-    syntax = _call_syntax(chat, model)
+    syntax = CallSyntax(partial(_render_more, chat, model), model)
     make_call = _call_maker(chat, model, syntax)
     generation = GenerationOptions(
         max_tokens=max_tokens_rule(len(ids), requested, common, options),
@@ -268,14 +267,10 @@ def _reply_maker(
     return make_reply
 
 
-def _call_syntax(chat: ChatRequest, model: Model) -> CallSyntax:
-    """Return how the replies to a chat write tool calls."""
-
-    def render_with(messages: Sequence[Message]) -> str:
-        longer = replace(chat, messages=[*chat.messages, *messages], add_generation_prompt=not messages)
-        return render_chat(replace(longer, continue_final_message=False), model.template)
-
-    return CallSyntax(render_with, model)
+def _render_more(chat: ChatRequest, model: Model, messages: Sequence[Message]) -> str:
+    """Return the text of a chat with more messages; without any, it ends with the generation prompt."""
+    longer = replace(chat, messages=[*chat.messages, *messages], add_generation_prompt=not messages)
+    return render_chat(replace(longer, continue_final_message=False), model.template)
 
 
 def text_prompts(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from proxy.simulator.errors import invalid_fields, invalid_value, missing_field, model_not_found
+from proxy.simulator.errors import RequestError, invalid_fields, invalid_value, missing_field
 from proxy.simulator.options import Options
 from proxy.simulator.template import Message, prepare_for_vllm
 
@@ -153,7 +153,8 @@ def read_common(body: Body, options: Options) -> CommonFields:
     """Return the shared fields. Like all readers here, raises RequestError for a value that is not allowed."""
     common = read_fields(_COMMON, body)
     if options.strict_models and common.model not in {None, options.model}:
-        raise model_not_found(str(common.model), options.model)
+        message = f"The model `{common.model}` does not exist. Valid aliases: {options.model}."
+        raise RequestError(message, "model", status=404, kind="NotFoundError")
     if common.choices < 1:
         raise invalid_value(f"n must be at least 1, got {common.n}.")
     if common.choices > _MAX_CHOICES:

@@ -1,7 +1,5 @@
 """The simulated engine as an aiohttp application."""
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -15,7 +13,6 @@ from proxy.simulator.options import Options
 from proxy.simulator.sglang import SglangRoutes
 from proxy.simulator.sglang_wire import error_body
 from proxy.simulator.vllm import VllmRoutes
-from proxy.simulator.wire import JsonObject
 
 _MAX_BODY_BYTES: Final = 64 << 20
 
@@ -33,29 +30,22 @@ def make_engine(options: Options, clock: Clock | None = None) -> web.Application
         has_images=options.image_tokens > 0,
     )
     engine = Engine(options, clock or SystemClock(), model)
-    if options.shape == "sglang":
-        routes, body_from = SglangRoutes(engine).table(), error_body
-    else:
-        routes, body_from = VllmRoutes(engine).table(), _vllm_error_body
-    app = web.Application(middlewares=[_error_middleware(body_from, options.requests)], client_max_size=_MAX_BODY_BYTES)
-    app.add_routes(routes)
+    routes = SglangRoutes(engine) if options.shape == "sglang" else VllmRoutes(engine)
+    app = web.Application(middlewares=[_error_middleware(options)], client_max_size=_MAX_BODY_BYTES)
+    app.add_routes(routes.table())
     return app
 
 
-def _vllm_error_body(error: RequestError) -> JsonObject:
-    return error.body
-
-
-def _error_middleware(body_from: Callable[[RequestError], JsonObject], requests: Counter[str]) -> Middleware:
+def _error_middleware(options: Options) -> Middleware:
     """Return a middleware that sends errors, unknown routes and wrong methods in the engine's form, and counts requests."""
 
     @web.middleware
     async def send_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        requests[request.path] += 1
+        options.requests[request.path] += 1
         try:
             return await handler(request)
         except RequestError as error:
-            return json_response(body_from(error), error.status)
+            return json_response(error_body(error) if options.shape == "sglang" else error.body, error.status)
         except web.HTTPMethodNotAllowed as error:
             response = json_response({"detail": "Method Not Allowed"}, 405)
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))

@@ -30,7 +30,7 @@ from proxy.simulator.engine import (
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import GenerationOptions, Model, Token
 from proxy.simulator.options import Options
-from proxy.simulator.parser import CallDelta, ParsedReply
+from proxy.simulator.parser import CallDelta
 from proxy.simulator.prompts import Prompt, chat_prompt, ids_to_return, text_prompts, with_fault
 from proxy.simulator.requests import CommonFields, CompletionsRequest, new_version, read_completions
 from proxy.simulator.sglang_wire import (
@@ -155,9 +155,17 @@ class _Chat(_Sglang, ChatReply):
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
         parsed = self.parsed(tokens)
         reason = self._finish(tokens[-1], has_calls=bool(parsed.calls))
+        message: JsonObject = {
+            "role": "assistant",
+            "content": parsed.content or "",
+            "reasoning_content": parsed.reasoning,
+        }
+        if parsed.calls:
+            calls = enumerate(parsed.calls)
+            message["tool_calls"] = [self._call(CallDelta(number, call.name, call.arguments)) for number, call in calls]
         choice = {
             "index": index,
-            "message": self._message(parsed),
+            "message": message,
             "logprobs": self._logprobs(tokens),
             "finish_reason": reason,
             "matched_stop": None if reason == "tool_calls" else matched_stop(tokens[-1]),  # streams have it
@@ -170,18 +178,6 @@ class _Chat(_Sglang, ChatReply):
             ended = {"finish_reason": {"type": reason, "matched": None}} if reason == "tool_calls" else {}
             choice["meta_info"] = self._meta_info(tokens) | ended
         return choice
-
-    def _message(self, parsed: ParsedReply) -> JsonObject:
-        message: JsonObject = {
-            "role": "assistant",
-            "content": parsed.content or "",
-            "reasoning_content": parsed.reasoning,
-        }
-        if parsed.calls:
-            message["tool_calls"] = [
-                self._call(CallDelta(index, call.name, call.arguments)) for index, call in enumerate(parsed.calls)
-            ]
-        return message
 
     def _meta_info(self, tokens: Sequence[Token]) -> JsonObject:
         logprobs: JsonObject = {}
@@ -314,12 +310,8 @@ class _Completions(_Sglang):
             "text_offset": [-1] * len(tokens),
             "token_logprobs": [logprob for logprob, _, _ in sampled],
             "tokens": [text for _, _, text in sampled],
-            "top_logprobs": [_by_text(entries) for entries in top],
+            "top_logprobs": [{text: logprob for logprob, _, text in entries} for entries in top],
         }
-
-
-def _by_text(entries: Sequence[LogprobTuple]) -> JsonObject:
-    return {text: logprob for logprob, _, text in entries}
 
 
 def _native_prompts(native: NativeRequest, common: CommonFields, model: Model, options: Options) -> list[Prompt]:

@@ -18,7 +18,6 @@ template that names `bos_token` or `eos_token` writes these, too.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import orjson
@@ -168,11 +167,6 @@ def markers_of(template: str, eos: str) -> list[str]:
     found += [BOS] if uses_bos(template) else []
     found += [eos] if "eos_token" in text else []
     return [marker for marker in dict.fromkeys(found) if marker not in NAMED_TOKENS]
-
-
-def read_template(path: Path) -> str:
-    """Read a chat template; raises OSError or ValueError if the file cannot be read."""
-    return path.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

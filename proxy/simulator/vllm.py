@@ -23,7 +23,7 @@ from proxy.simulator.engine import (
     read_body,
     route,
 )
-from proxy.simulator.errors import invalid_value, scale_out_disabled
+from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
 from proxy.simulator.options import Options
 from proxy.simulator.parser import CallDelta, Delta
@@ -430,11 +430,7 @@ def _id_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
 
 
 def _text_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
-    """Return the same by strings."""
-    entries = [
-        {"token": entry.string, "logprob": entry.logprob, "bytes": list(entry.string.encode())}
-        for entry in token.logprobs[: max(alternatives, 1)]
-    ]
+    entries = [_entry(entry, by_id=False) for entry in token.logprobs[: max(alternatives, 1)]]
     return {**entries[0], "top_logprobs": entries}
 
 
@@ -473,7 +469,8 @@ class VllmRoutes(EngineRoutes):
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         model, options = self._engine.model, self._engine.options
         if not options.scale_out:
-            raise scale_out_disabled()
+            message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            raise RequestError(message, status=403, kind="PermissionDeniedError")
         fields, common = _read_generate(await read_body(request), options)
         prompt = _generate_prompt(fields, common, model, options)
         return await self._respond(request, _Generated(self._engine, common, [prompt], "generate-tokens", fields))

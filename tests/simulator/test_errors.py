@@ -1,6 +1,6 @@
 """Error responses in vLLM's words."""
 
-from proxy.simulator.errors import invalid_value, missing_field, model_not_found, validation_errors
+from proxy.simulator.errors import invalid_value, missing_field, validation_errors
 
 
 def test_an_invalid_value_is_named():
@@ -10,14 +10,6 @@ def test_an_invalid_value_is_named():
     assert invalid_value("No.").body == {
         "error": {"message": "No.", "type": "BadRequestError", "param": None, "code": 400}
     }
-
-
-def test_an_unknown_model_is_not_found():
-    """The error for an unknown model is a 404 that names the served model."""
-    error = model_not_found("x", "y")
-
-    assert (error.status, error.body["error"]["code"]) == (404, 404)
-    assert error.body["error"]["message"] == "The model `x` does not exist. Valid aliases: y."
 
 
 def test_problems_are_counted():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.simulator.errors import RequestError
-from proxy.simulator.model import GenerationOptions, StopConditions, Token, generate, load_model
+from proxy.simulator.model import GenerationOptions, Token, generate, load_model
 from proxy.simulator.requests import CommonFields
 from proxy.simulator.sampler import load_next_token_model, prefix_from
 from proxy.simulator.tokenizer import load_tokenizer
@@ -77,18 +77,18 @@ TEXT = "Return the current file. It is a list of objects"
 def sampled_tokens(text: str, alternatives: int = 0, **conditions) -> list[Token]:
     ids = TOKENIZER.encode(text)
     distribution = load_next_token_model().distribution(prefix_from([]))
-    conditions = {"max_tokens": len(ids), "eos_ids": (END, SECOND_END), **conditions}
-    return list(
-        generate([(token, distribution) for token in ids], TOKENIZER, StopConditions(**conditions), alternatives)
-    )
+    max_tokens = conditions.pop("max_tokens", len(ids))
+    sampled, eos_ids = [(token, distribution) for token in ids], (END, SECOND_END)
+    common = CommonFields(**conditions)
+    return list(generate(sampled, TOKENIZER, common, max_tokens, eos_ids=eos_ids, alternatives=alternatives))
 
 
 def text_from(tokens: list[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-FILE = frozenset(TOKENIZER.encode(" file"))
-STRINGS = {"stop_strings": ("nowhere", "le. I")}
+FILE = TOKENIZER.encode(" file")
+STRINGS = {"stop": ["nowhere", "le. I"]}
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,16 @@ STRINGS = {"stop_strings": ("nowhere", "le. I")}
         ("It<|im_end|>", {}, "It", "It<|im_end|>", ("stop", None)),  # at max_tokens
         ("It<|endoftext|>", {}, "It", "It<|endoftext|>", ("stop", SECOND_END)),
         (TEXT, {"stop_token_ids": FILE}, "Return the current", "Return the current file", ("stop", *FILE)),
-        (TEXT, {"stop_token_ids": FILE, "include_stop": True}, *["Return the current file"] * 2, ("stop", *FILE)),
+        (
+            TEXT,
+            {"stop_token_ids": FILE, "include_stop_str_in_output": True},
+            *["Return the current file"] * 2,
+            ("stop", *FILE),
+        ),
         (TEXT, STRINGS, "Return the current fi", "Return the current file. I", ("stop", "le. I")),
-        (TEXT, {**STRINGS, "include_stop": True}, *["Return the current file. I"] * 2, ("stop", "le. I")),
+        (TEXT, {**STRINGS, "include_stop_str_in_output": True}, *["Return the current file. I"] * 2, ("stop", "le. I")),
         # Before min_tokens, neither end tokens nor stop strings end a choice.
-        ("It<|im_end|> is", {"min_tokens": 3, "stop_strings": ("t",)}, "It is", "It<|im_end|> is", ("length", None)),
+        ("It<|im_end|> is", {"min_tokens": 3, "stop": "t"}, "It is", "It<|im_end|> is", ("length", None)),
     ],
 )
 def test_a_choice_ends_for_a_reason(text, conditions, shown, sampled, reasons):
@@ -120,7 +125,7 @@ def test_a_choice_ends_for_a_reason(text, conditions, shown, sampled, reasons):
 
 def test_text_is_held_back_for_stop_strings():
     """The end of the text is held back while it may be the beginning of the longest stop string."""
-    tokens = sampled_tokens("Return the", stop_strings=("xyz",))
+    tokens = sampled_tokens("Return the", stop="xyz")
 
     assert [token.text for token in tokens] == ["Retu", "rn the"]
 
@@ -131,7 +136,7 @@ def test_the_pieces_are_the_text(pieces, size):
     text = "".join(pieces)
     stop = "le. It"[:size]
 
-    assert text.partition(stop)[0] == text_from(sampled_tokens(text, stop_strings=(stop,)))
+    assert text.partition(stop)[0] == text_from(sampled_tokens(text, stop=stop))
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])

@@ -11,7 +11,6 @@ from proxy.simulator.template import (
     markers_of,
     prepare_for_sglang,
     prepare_for_vllm,
-    read_template,
     render,
     to_json,
     uses_bos,
@@ -163,13 +162,6 @@ def test_a_template_that_names_bos_or_eos_writes_them():
     assert [] == markers_of("{# bos_token #}{{ eos_token }}", EOS)
     assert uses_bos("{{ bos_token }}")
     assert not uses_bos("{# bos_token #}")
-
-
-def test_a_template_is_read_from_a_file(tmp_path):
-    """The file is UTF-8."""
-    (tmp_path / "t.jinja").write_text("<\uff5cUser\uff5c>", encoding="utf-8")
-
-    assert "<\uff5cUser\uff5c>" == read_template(tmp_path / "t.jinja")
 
 
 def with_call(arguments, **call):
