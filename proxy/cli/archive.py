@@ -14,7 +14,7 @@ from proxy.rollouts.archive.archiver import Archived, ArchiveOptions, Archiver
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.importer import Imported, Importer
 from proxy.server.app import store_options
-from proxy.telemetry.metrics import Metrics, make_metrics
+from proxy.telemetry.metrics import make_metrics
 from storage import open_store
 from storage.redis.store import Store
 
@@ -32,8 +32,8 @@ async def archive(settings: Settings, *, once: bool, as_json: bool) -> None:
         raise ValueError("no dataset: pass --to URL, or set archive.url in the configuration")
     options = ArchiveOptions(chosen.when, chosen.older_than_s, chosen.delete, chosen.rollouts_per_file)
     dataset = Dataset(chosen.url)
-    async with _opened(settings) as (store, metrics, clock):
-        archiver = Archiver(store, clock, metrics, dataset, options)
+    async with _opened(settings) as store:
+        archiver = Archiver(store, SystemClock(), make_metrics(CollectorRegistry()), dataset, options)
         _report(await archiver.sweep(), as_json=as_json)
         while not once:
             await asyncio.sleep(chosen.interval_s)
@@ -49,15 +49,15 @@ async def import_dataset(settings: Settings, url: str, *, as_json: bool) -> None
         StorageError: The store failed.
     """
     dataset = Dataset(url)
-    async with _opened(settings) as (store, _, _):
+    async with _opened(settings) as store:
         _report(await Importer(store, dataset).run(), as_json=as_json)
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[tuple[Store, Metrics, SystemClock]]:
+async def _opened(settings: Settings) -> AsyncIterator[Store]:
     store = await open_store(settings.store.url, store_options(settings.store))
     try:
-        yield store, make_metrics(CollectorRegistry()), SystemClock()
+        yield store
     finally:
         await store.close()
 
@@ -66,5 +66,4 @@ def _report(found: Archived | Imported, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(found), lines=True)
     else:
-        counts = {name: value for name, value in asdict(found).items() if name != "oldest_ms"}
-        print_note(", ".join(f"{name}: {value}" for name, value in counts.items()))
+        print_note(", ".join(f"{name}: {value}" for name, value in asdict(found).items() if name != "oldest_ms"))

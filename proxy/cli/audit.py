@@ -28,29 +28,20 @@ from proxy.rollouts.scoring.audit import (
     is_well,
     summary,
 )
-from proxy.rollouts.scoring.requests import NotScored, Scorer, Send, find_scorer
+from proxy.rollouts.scoring.requests import NotScored, Send, find_scorer
 from proxy.rollouts.scoring.verdict import LogprobsMode
 from proxy.upstream.http_client import failure_text
 
-_COLUMNS = (
-    "rollout",
-    "branch",
-    "verdict",
-    "tokens",
-    "skipped",
-    "informative",
-    "mean",
-    "max",
-    "first difference",
-    "note",
-)
-_NUMBERS = frozenset({"branch", "tokens", "skipped", "informative", "mean", "max"})
+_COLUMNS = {  # whether they are numbers
+    "rollout": False, "branch": True, "verdict": False, "tokens": True, "skipped": True, "informative": True, "mean": True,
+    "max": True, "first difference": False, "note": False,
+}  # fmt: skip
 _COLORS = {"aligned": "green", TOO_LONG: "yellow", NOT_SCORED: "yellow", NOTHING: "yellow"}
 
 
 def table(results: Iterable[Result]) -> Table:
     """Return a table with one row per sequence."""
-    made = new_table((name, name in _NUMBERS, False) for name in _COLUMNS)
+    made = new_table((name, is_number, False) for name, is_number in _COLUMNS.items())
     for result in results:
         made.add_row(
             Text(visible(result.rollout_id)),
@@ -83,7 +74,14 @@ async def rows_of_file(path: Path, export: ExportRequest) -> AsyncGenerator[Any,
     """Yield the selected rows of an ndjson file. Raises OSError, or ValueError with the line number."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip() and _is_selected(row := _row(line, f"{path}, line {number}"), export):
+            if not line.strip():
+                continue
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                place = f"{path}, line {number}: not JSON ({error})"
+                raise ValueError(f"{place}; use rows written by `tokentape export`") from error
+            if _is_selected(row, export):
                 yield row
 
 
@@ -93,13 +91,6 @@ async def rows_of_proxy(session: aiohttp.ClientSession, url: str, export: Export
         async with aclosing(Control(session, url).rows(path)) as rows:
             async for row in rows:
                 yield row
-
-
-def _row(line: bytes, source: str) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"{source}: not JSON ({error}); use rows written by `tokentape export`") from error
 
 
 def _is_selected(row: Any, export: ExportRequest) -> bool:
@@ -132,12 +123,6 @@ class Request:
     journal: Path | None
     as_json: bool
 
-    def options_for(self, scorer: Scorer) -> AuditOptions:
-        """Return the audit options for an engine, with the default logprobs mode of its type unless one is specified."""
-        default = cast("LogprobsMode", ENGINES[scorer.kind].logprobs_mode)
-        at_once = self.concurrency or (1 if scorer.has_adapters else 4)
-        return AuditOptions(self.tolerance, self.logprobs_mode or default, at_once)
-
 
 async def audit(request: Request, out: Console, notes: Console) -> bool:
     """Audit the rows, print the results, and return `is_well`. Raises OSError or ValueError."""
@@ -149,9 +134,15 @@ async def audit(request: Request, out: Console, notes: Console) -> bool:
             raise ValueError(f"{request.engine.url}: {error}") from error
         journal = AuditLog(request.journal)
         stack.callback(journal.close)
-        rows = await stack.enter_async_context(aclosing(await _rows(request, stack)))
+        if isinstance(request.source, Path):
+            source = rows_of_file(request.source, request.export)
+        else:
+            theirs = await stack.enter_async_context(new_session(request.source.api_key))
+            source = rows_of_proxy(theirs, request.source.url, request.export)
+        rows = await stack.enter_async_context(aclosing(source))
         advance = stack.enter_context(audit_bar(notes, await asyncio.to_thread(_count, request)))
-        options = request.options_for(scorer)
+        mode = request.logprobs_mode or cast("LogprobsMode", ENGINES[scorer.kind].logprobs_mode)
+        options = AuditOptions(request.tolerance, mode, request.concurrency or (1 if scorer.has_adapters else 4))
         results = await audit_rows(rows, scorer, options, journal, lambda result: advance(result.is_aligned))
     _print(results, out, notes, as_json=request.as_json)
     return is_well(results)
@@ -171,13 +162,6 @@ def sender(session: aiohttp.ClientSession, url: str) -> Send:
     return send
 
 
-async def _rows(request: Request, stack: AsyncExitStack) -> AsyncGenerator[Any, None]:
-    if isinstance(request.source, Path):
-        return rows_of_file(request.source, request.export)
-    session = await stack.enter_async_context(new_session(request.source.api_key))
-    return rows_of_proxy(session, request.source.url, request.export)
-
-
 def _count(request: Request) -> int | None:
     """Return the number of sequences, or None unless all rows of a file are selected."""
     if not isinstance(request.source, Path) or request.export.rollouts or request.export.group is not None:
@@ -190,13 +174,10 @@ def _print(results: list[Result], out: Console, notes: Console, *, as_json: bool
     totals = summary(results)
     if as_json:
         print_json(totals)
-        return
-    if not results:
+    elif not results:
         notes.print("no sequence to audit")
-        return
-    print_table(out, table(results))
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in totals["verdicts"].items())
-    notes.print(
-        f"{len(results)} sequences, {totals['tokens']} tokens compared, {totals['skipped']} skipped: {verdicts}",
-        soft_wrap=True,
-    )
+    else:
+        print_table(out, table(results))
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in totals["verdicts"].items())
+        compared = f"{totals['tokens']} tokens compared, {totals['skipped']} skipped"
+        notes.print(f"{len(results)} sequences, {compared}: {verdicts}", soft_wrap=True)

@@ -70,6 +70,7 @@ def _escaped(character: str) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
+_DESCRIPTION: Final = TextColumn("{task.description}")
 _MARGIN: Final = 12  # cells; the width of the role column in render/step.py
 _NO_TERMINAL_WIDTH: Final = 4096  # cells; output to a file or pipe is not truncated or wrapped
 _MAX_PADDED: Final = 40  # cells; columns of a piped table are padded up to this width
@@ -141,26 +142,28 @@ def print_json(value: Any, *, lines: bool = False) -> None:
 
 def print_error(message: str) -> None:
     """Print an error message to standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(Text.assemble(("tokentape:", "bold red"), " ", "\n".join(visible_lines(message))), soft_wrap=True)
+    _print_to_standard_error(Text.assemble(("tokentape:", "bold red"), " ", "\n".join(visible_lines(message))))
 
 
 def print_note(message: str, style: str = "") -> None:
     """Print one line to standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(Text(visible(message), style), soft_wrap=True)
+    _print_to_standard_error(Text(visible(message), style))
+
+
+def _print_to_standard_error(text: Text) -> None:
+    Console(stderr=True, highlight=False, markup=False, emoji=False).print(text, soft_wrap=True)
 
 
 ExportProgress = Callable[[int, int], None]
-AuditProgress = Callable[[bool], None]
 
 
 @contextmanager
 def export_bar(notes: Console, rollouts: int) -> Iterator[ExportProgress]:
     """Show progress. Yield a function of received bytes and completed rollouts; `rollouts` 0 means an unknown total."""
-    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
-    columns += [BarColumn(), MofNCompleteColumn(), TextColumn("rollouts")] if rollouts else []
-    with _show_progress(notes, *columns, TextColumn("{task.fields[size]}"), TimeElapsedColumn()) as progress:
+    bar = [BarColumn(), MofNCompleteColumn(), TextColumn("rollouts")] if rollouts else []
+    with _show_progress(
+        notes, SpinnerColumn(), _DESCRIPTION, *bar, TextColumn("{task.fields[size]}"), TimeElapsedColumn()
+    ) as progress:
         task = progress.add_task("exporting", total=rollouts or None, size="")
         received = 0
 
@@ -173,10 +176,10 @@ def export_bar(notes: Console, rollouts: int) -> Iterator[ExportProgress]:
 
 
 @contextmanager
-def audit_bar(notes: Console, sequences: int | None) -> Iterator[AuditProgress]:
+def audit_bar(notes: Console, sequences: int | None) -> Iterator[Callable[[bool], None]]:
     """Show progress. Yield a function of whether a sequence is aligned; `sequences` None means an unknown total."""
     bar = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if sequences is not None else [TimeElapsedColumn()]
-    with _show_progress(notes, SpinnerColumn(), TextColumn("{task.description}"), *bar) as progress:
+    with _show_progress(notes, SpinnerColumn(), _DESCRIPTION, *bar) as progress:
         task = progress.add_task("auditing", total=sequences)
         audited = aligned = 0
 
@@ -191,14 +194,9 @@ def audit_bar(notes: Console, sequences: int | None) -> Iterator[AuditProgress]:
 @contextmanager
 def certify_bar(notes: Console, tests: int) -> Iterator[Callable[[str], None]]:
     """Show progress. Yield a function of the name of the test that begins."""
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with _show_progress(notes, *columns) as progress:
+    with _show_progress(
+        notes, SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _DESCRIPTION
+    ) as progress:
         task = progress.add_task("", total=tests)
         yield lambda name: progress.update(task, advance=1, description=name)
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from http.client import NOT_FOUND
 from typing import Any, Final
 
 import aiohttp
@@ -31,7 +32,6 @@ READ_TIMEOUT_S: Final = 40  # the proxy sends a comment every 15 s
 BACKOFF_S: Final = (0.5, 10)  # initial and maximum delay between connection attempts; it doubles
 MAX_SEARCHED: Final = 1000  # newest rollouts that are searched after a reconnect
 CLOCK_SKEW_S: Final = 1  # between the proxy's processes
-NOT_FOUND: Final = 404
 
 
 async def tail(address: ControlAddress, rollout_id: str | None, last: int, out: Console, *, as_json: bool) -> None:

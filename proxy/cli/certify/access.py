@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,17 +56,14 @@ class Answer:
         return error_text(self.body.decode("utf-8", "replace") if body is None else body)[:200]
 
 
+@dataclass(frozen=True, slots=True)
 class Client:
     """Requests to one server. `deadline` ends the whole run, in the event loop's time."""
 
-    def __init__(self, session: aiohttp.ClientSession, root: str, name: str, deadline: float) -> None:
-        self._session = session
-        self._root = root
-        self.name = name
-        self.deadline = deadline
-
-    def __repr__(self) -> str:
-        return f"<Client of {self.name}>"
+    _session: aiohttp.ClientSession = field(repr=False)
+    root: str
+    name: str
+    deadline: float
 
     @property
     def is_over(self) -> bool:
@@ -111,7 +108,7 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=max(left, 0.01), sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self._session.request(
-                method, self._root + path, json=body, timeout=timeout, allow_redirects=False
+                method, self.root + path, json=body, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
         except TimeoutError as error:

@@ -133,7 +133,7 @@ async def test_the_proxy_and_its_store_are_removed(engine, tmp_path_factory, mon
 
     assert [] == [*folder.iterdir()]
     with pytest.raises(aiohttp.ClientError):
-        async with aiohttp.ClientSession() as http, http.get(both.proxy._root):
+        async with aiohttp.ClientSession() as http, http.get(both.proxy.root):
             pass
 
 
