@@ -71,41 +71,26 @@ class CallAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedCall(CallAdapter):
-    """One call of a dialect that is translated to chat.
-
-    `body` is read with `options`, for the engine that is expected to serve it. `received` is its time of arrival, in unix
-    seconds. `merges_systems` and `has_developers` describe how the engine handles system messages
-    (`proxy.upstream.context_window`).
-    """
+    """One call of a dialect that is translated to chat."""
 
     translation: Translator
-    options: TranslationOptions
+    options: TranslationOptions  # with which `body` was read, of the engine that is expected to serve the call
     references: References
-    received: float = 0.0
+    received: float = 0.0  # its time of arrival in unix seconds
     resolved: ResolvedReferences = NO_REFERENCES
-    merges_systems: bool = False
-    has_developers: bool = False
 
-    def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
-        """Return the chat body, from which this kind of engine makes the prompt that its own endpoint would make."""
-        options = self.options_for(kind)
+    def read_for(self, options: TranslationOptions) -> dict[str, Any]:
+        """Return the chat body, from which an engine with these options makes the prompt that its own endpoint would make."""
         if options == self.options and self.resolved is NO_REFERENCES and not self.references.items:
             return self.body
         return self.translation.read(self.request, options, self.resolved)
-
-    def options_for(self, kind: str | None) -> TranslationOptions:
-        """Return the translation options for an engine of this kind."""
-        return engine_options(
-            self.options, kind, merges_systems=self.merges_systems, has_developers=self.has_developers
-        )
 
     def recorded(self, plan: Plan) -> Plan:
         """Return the chat call's plan with the client's dialect; it may be called for several endpoints one after the other."""
         model = self.request.get("model")
         requested_model = model if isinstance(model, str) else None
-        renderer = self.translation.renderer(
-            self.request, call_identity(plan.step_id, plan.rollout_id, self.received, requested_model)
-        )
+        identity = CallIdentity(plan.step_id, int(self.received), requested_model or "", plan.rollout_id)
+        renderer = self.translation.renderer(self.request, identity)
         plan = CallAdapter.recorded(self, plan)
         return replace(
             plan,
@@ -125,76 +110,43 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
         return None
     references = translation.references(body)
     chat = {} if references.items else translation.read(body, options)
-    return TranslatedCall(
-        translation=translation,
-        request=body,
-        body=chat,
-        options=options,
-        references=references,
-        has_developers=options.has_developers,
-    )
+    return TranslatedCall(translation=translation, request=body, body=chat, options=options, references=references)
 
 
-def engine_options(
-    options: TranslationOptions, kind: str | None, *, merges_systems: bool = False, has_developers: bool = False
-) -> TranslationOptions:
-    """Return the translation options for an engine of this kind, with the configured values of `options`."""
-    return TranslationOptions(
-        options.thinking,
-        options.not_thinking,
-        options.ignore_hosted_tools,
-        merges_systems=merges_systems,
-        has_developers=has_developers,
-        **(ENGINES[kind].translation if kind in ENGINES else {}),
-    )
+_TRANSLATORS: Final = (*TRANSLATORS.values(), *METHODS.values())
 
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """Return the error dialect of a path that samples nothing; None: OpenAI's."""
-    return next((translator for translator in _translators() if translator.is_spoken(endpoint, headers)), None)
+    return next((translator for translator in _TRANSLATORS if translator.is_spoken(endpoint, headers)), None)
 
 
-def translator_of(step: Step) -> Translator | None:
-    """Return the translator of a step's dialect; None for a dialect that engines support."""
-    return next((translator for translator in _translators() if translator.name == step.dialect), None)
-
-
-def _translators() -> tuple[Translator, ...]:
-    return (*TRANSLATORS.values(), *METHODS.values())
-
-
-def renderer_for(step: Step) -> ResponseRenderer:
-    """Return the renderer of a step's response, as it was rendered originally. The step is of a translated dialect."""
-    translator = translator_of(step)
-    assert translator is not None
-    identity = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
-    return translator.renderer(step.request, identity)
+def renderer_for(step: Step) -> ResponseRenderer | None:
+    """Return the renderer of a step's response, as it was rendered originally; None for a dialect that engines support."""
+    translator = next((translator for translator in _TRANSLATORS if translator.name == step.dialect), None)
+    return None if translator is None else translator.renderer(step.request, CallIdentity.of(step))
 
 
 def client_response(step: Step) -> dict[str, Any] | None:
     """Return the unstreamed response of a step; None if it is incomplete or not in chat's format."""
-    if step.status != "complete" or step.response is None:
+    renderer = renderer_for(step)
+    if step.status != "complete" or step.response is None or renderer is None:
         return None
     try:
-        return renderer_for(step).whole(dict(step.response))
+        return renderer.whole(dict(step.response))
     except _ODD_SHAPE:
         return None
 
 
 def client_response_bytes(step: Step) -> bytes | None:
     """Return the client's response: a JSON body, or a stream, possibly in fewer events; None as in `client_response`."""
-    engine = ENGINES.get(step.engine.kind)
-    if step.status != "complete" or step.response is None or engine is None:
+    engine, renderer = ENGINES.get(step.engine.kind), renderer_for(step)
+    if step.status != "complete" or step.response is None or engine is None or renderer is None:
         return None
     if is_on(step.request.get("stream")):
         try:
-            return render_as_stream(engine, renderer_for(step), dict(step.response))
+            return render_as_stream(engine, renderer, dict(step.response))
         except _ODD_SHAPE:
             return None
     whole = client_response(step)
     return None if whole is None else to_json_bytes(whole)
-
-
-def call_identity(step_id: str, rollout_id: str, received: float, model: str | None) -> CallIdentity:
-    """Return the identity of a call."""
-    return CallIdentity(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)

@@ -94,12 +94,9 @@ class WholeResponse(Withheld):
         try:
             shown = view.whole(response)
             problems = []
-            if (
-                response.get("usage") is None
-                and view.engine.always_sends_usage
-                and view.dialect.name != "sglang_generate"
-            ):
-                problems.append("no_usage")  # SGLang's `/generate` has counts in each choice (`Engine.tokens`)
+            counts_there = view.engine.always_sends_usage and not view.dialect.counts_in_choices
+            if response.get("usage") is None and counts_there:
+                problems.append("no_usage")
             if response.get("error") is not None:
                 problems.append("engine_error")
             end = self._written(body, response, shown, problems, loosely=loosely)

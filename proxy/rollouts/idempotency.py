@@ -23,7 +23,7 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import GENERATES, is_on
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.sse import EVENT_STREAM
-from proxy.protocols.translated_call import client_response_bytes, renderer_for, translator_of
+from proxy.protocols.translated_call import client_response_bytes, renderer_for
 from proxy.protocols.whole_response import replay_events
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.stored_fields import value_or
@@ -151,9 +151,9 @@ def stored_answer_from(step: Step) -> StoredAnswer | None:
     if step.status != "complete" or step.response is None or engine is None:
         return None
     is_stream = is_on(step.request.get("stream"))
-    if translator_of(step) is not None:
+    if (renderer := renderer_for(step)) is not None:
         body = client_response_bytes(step)
-        content_type = renderer_for(step).stream_format.content_type if is_stream else "application/json"
+        content_type = renderer.stream_format.content_type if is_stream else "application/json"
         return None if body is None else StoredAnswer(step, content_type, body)
     dialect = DIALECTS[step.endpoint]
     if not is_stream:

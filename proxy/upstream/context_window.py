@@ -18,7 +18,7 @@ from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, read_ids, token_count_request, tokenize_request
 from proxy.protocols.plan import Plan, edit, with_image_tokens
 from proxy.protocols.sampling import bound_of, served_as
-from proxy.protocols.translated_call import TranslatedCall, engine_options
+from proxy.protocols.translated_call import TranslatedCall
 from proxy.telemetry.logs import LOG
 from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
@@ -127,32 +127,23 @@ _REPLY: Final = {"role": "assistant", "content": "Yes."}
 
 def expected_options(options: TranslationOptions, endpoints: Sequence[Endpoint]) -> TranslationOptions:
     """Return the translation options for the engine that is expected to serve a call: the first one."""
-    if not endpoints:
-        return options
-    return engine_options(options, endpoints[0].kind, has_developers=has_developers(endpoints[0]))
+    return endpoints[0].engine.translation_options(options, endpoints[0].version) if endpoints else options
 
 
-def has_developers(endpoint: Endpoint) -> bool:
-    """Return whether the engine's chat accepts developer messages."""
-    return endpoint.engine.accepts_developers(endpoint.version)
-
-
-async def with_engine_traits(
+async def options_for(
     upstream: Upstream, endpoint: Endpoint, call: TranslatedCall, models: Mapping[str, str]
-) -> TranslatedCall:
-    """Return the call with what this engine does with its system and developer messages."""
-    if call.has_developers != has_developers(endpoint):
-        call = replace(call, has_developers=not call.has_developers)
-    if not endpoint.engine.counts_messages or not call.translation.has_system_turns or not _has_inline(call.body):
-        return call
+) -> TranslationOptions:
+    """Return the options for this engine, with what it does with the system and developer messages of a call."""
+    options = endpoint.engine.translation_options(call.options, endpoint.version)
+    has_inline = call.translation.has_system_turns and any(it["role"] == "system" for it in call.body["messages"][1:])
+    if not endpoint.engine.counts_messages or not has_inline:
+        return options
     model = str(call.body.get("model") or "")
-    served, joint = served_as(model, models) or model, call.options_for(endpoint.kind).system_joint
-    merges = await endpoint.merges_systems.get(served, lambda: _merges(upstream, endpoint, served, joint))
-    return replace(call, merges_systems=bool(merges))
-
-
-def _has_inline(chat: Mapping[str, Any]) -> bool:
-    return any(message["role"] == "system" for message in chat["messages"][1:])
+    served = served_as(model, models) or model
+    merges = await endpoint.merges_systems.get(
+        served, lambda: _merges(upstream, endpoint, served, options.system_joint)
+    )
+    return replace(options, merges_systems=bool(merges))
 
 
 async def _merges(upstream: Upstream, endpoint: Endpoint, model: str, joint: str) -> bool | None:

@@ -12,6 +12,7 @@ from tests.support.fakes import proxying
 from tests.support.recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, plan_of, play
 
 from proxy.protocols.dialects.base import TranslationOptions
+from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import Plan
@@ -19,7 +20,6 @@ from proxy.protocols.translated_call import (
     CHAT,
     TranslatedCall,
     client_response_bytes,
-    engine_options,
     error_dialect_for,
     read_translated_call,
 )
@@ -45,6 +45,10 @@ RECEIVED = Timing(received=1.0)  # as `play` has it
 LIVE = CallOptions(streaming="live")
 
 
+def options_of(kind: str) -> TranslationOptions:
+    return ENGINES[kind].translation_options(TranslationOptions(), "0.32.0")
+
+
 def translated_call(path: str, *, stream: bool) -> TranslatedCall:
     call = read_translated_call(path, BODIES[path] | ({"stream": True} if stream else {}), TranslationOptions())
     assert call is not None
@@ -54,7 +58,7 @@ def translated_call(path: str, *, stream: bool) -> TranslatedCall:
 def translated_plan(path: str, cassette: Cassette) -> Plan:
     """Return the plan of a call of this dialect to the engine of a cassette."""
     call = translated_call(path, stream=cassette.is_stream)
-    return call.recorded(plan_of(CHAT, call.native({}, cassette.kind), LIVE, kind=cassette.kind))
+    return call.recorded(plan_of(CHAT, call.read_for(options_of(cassette.kind)), LIVE, kind=cassette.kind))
 
 
 def chat_plan(cassette: Cassette) -> Plan:
@@ -136,7 +140,7 @@ def test_constrained_sampling_is_recorded_in_every_dialect(path, fields, is_cons
     """A forced tool, a strict tool or a schema."""
     call = read_translated_call(path, BODIES[path] | fields, TranslationOptions())
 
-    assert is_constrained is plan_of(CHAT, call.native({}, "vllm"), LIVE).sampling["constrained"]
+    assert is_constrained is plan_of(CHAT, call.read_for(options_of("vllm")), LIVE).sampling["constrained"]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -171,7 +175,7 @@ def test_an_engines_error_has_the_dialects_shape_and_the_engines_message(path):
 def test_an_unreadable_response_of_the_engine_is_a_502(path):
     """A chat client would get the bytes unchanged."""
     call = translated_call(path, stream=False)
-    plan = call.recorded(plan_of(CHAT, call.native({}, "vllm")))
+    plan = call.recorded(plan_of(CHAT, call.read_for(options_of("vllm"))))
     exchange = Exchange(plan, 200, "application/json")
     exchange.response.feed(b"<html>")
     outcome = exchange.finish(RECEIVED)
@@ -181,9 +185,7 @@ def test_an_unreadable_response_of_the_engine_is_a_502(path):
     assert not outcome.step.exact
 
 
-@pytest.mark.parametrize(
-    ("kind", "thought"), [("vllm", "reasoning"), ("sglang", "reasoning_content"), (None, "reasoning")]
-)
+@pytest.mark.parametrize(("kind", "thought"), [("vllm", "reasoning"), ("sglang", "reasoning_content")])
 def test_reasoning_is_sent_in_the_engines_field(kind, thought):
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
     fields = {
@@ -193,19 +195,19 @@ def test_reasoning_is_sent_in_the_engines_field(kind, thought):
     fields["messages"].append({"role": "user", "content": "b"})
     call = read_translated_call("/v1/messages", fields, TranslationOptions())
 
-    assert "hm" == call.native({}, kind)["messages"][1][thought]
+    assert "hm" == call.read_for(options_of(kind))["messages"][1][thought]
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("expected", ["vllm", "sglang", None])
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp", None])
+@pytest.mark.parametrize("expected", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
 def test_a_body_is_read_again_only_for_another_engine_than_expected(path, expected, kind):
-    options = engine_options(TranslationOptions(), expected, has_developers=expected == "vllm")
-    call = replace(read_translated_call(path, BODIES[path], options), has_developers=kind == "vllm")
-    native = call.native({}, kind)
+    options, own = options_of(expected), options_of(kind)
+    call = read_translated_call(path, BODIES[path], options)
+    native = call.read_for(own)
 
-    assert (native is call.body) is (call.options_for(kind) == options)
-    assert native == call.translation.read(BODIES[path], call.options_for(kind))
+    assert (native is call.body) is (own == options)
+    assert native == call.translation.read(BODIES[path], own)
 
 
 def test_the_dialect_of_errors_on_other_routes_is_detected_by_headers():
@@ -263,7 +265,7 @@ ANSWER = st.lists(INNER, max_size=2).map(lambda choices: {"choices": choices}) |
 def test_any_response_of_an_engine_leaves_a_step(kind, responses, path, streaming, stream):
     """For any JSON, unstreamed, streamed or replayed: the step is not exact, and the client gets a response."""
     call = translated_call(path, stream=stream)
-    plan = call.recorded(plan_of(CHAT, call.native({}, kind), CallOptions(streaming=streaming), kind=kind))
+    plan = call.recorded(plan_of(CHAT, call.read_for(options_of(kind)), CallOptions(streaming=streaming), kind=kind))
     texts = [orjson.dumps(response) for response in responses]
     events = stream and plan.framing != "replay"
     text = b"".join(b"data: " + event + b"\n\n" for event in texts) + b"data: [DONE]\n\n" if events else b"".join(texts)

@@ -18,12 +18,12 @@ from proxy.continuation.turns import Turns
 from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
-from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences
+from proxy.protocols.dialects.base import ResolvedReferences
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.gemini.paths import STREAM, Target, alt_from, bound_fields, is_gemini, read_target
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_references
+from proxy.protocols.dialects.responses.history import resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
 from proxy.protocols.dialects.tool_arguments import PartialObject
@@ -70,7 +70,7 @@ def plan(path: str, kind: str, *, stream: bool) -> Plan:
         rules = Sampling(default={"seed": 1})
         return plan_of(path, {"text": "a", "stream": stream}, CallOptions(sampling=rules), kind=kind)
     call = translated(path, {"stream": True} if stream else {})
-    body = call.native({}, kind)
+    body = call.read_for(ENGINES[kind].translation_options(OPTIONS, None))
     return call.recorded(plan_of(CHAT, body, CallOptions(streaming="live"), kind=kind))
 
 
@@ -419,11 +419,11 @@ def tools_of_a_responses_body(fragment: str, size: int) -> Work:
 
 @feeder(*FEW)
 def references_of_a_responses_body(fragment: str, size: int) -> Work:
-    identity = CallIdentity(_step_id(1), 1, "m", "r")
     calls = [{"id": "c", "function": {"name": "f", "arguments": fragment}}] * len(many(fragment, size))
     message = {"role": "assistant", "content": text(fragment, size), "tool_calls": calls}
-    turn = Turn(identity, {"input": [user(fragment)] * len(many(fragment, size))}, {"choices": [{"message": message}]})
-    return lambda: resolve_references(Sent(turn, [user(fragment)]), [turn], {})
+    body, sent = {"input": [user(fragment)] * len(many(fragment, size))}, {"set": {"messages": [user(fragment)]}}
+    step = make_step(_step_id(1), [], request=body, sent=sent, response={"choices": [{"message": message}]})
+    return lambda: resolve_references(step, [step], {})
 
 
 @feeder(*FEW)
@@ -670,7 +670,7 @@ def paths_and_names(fragment: str, size: int) -> Work:
         error_dialect_for(f"/v1/models/{long}", headers)
         for engine in ENGINES.values():
             engine.for_traits(identify_engine(bodies)).traits_requests(identify_engine(bodies))
-            engine.accepts_developers(long)
+            engine.translation_options(OPTIONS, long)
         engine_model({"model": long}, names, Sampling().over(Sampling(override={"a": 1})))
         rollout_of(f"resp_{_step_id(1)}.{long}")
         for dialect in (GEMINI, MESSAGES):

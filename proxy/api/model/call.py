@@ -29,7 +29,7 @@ from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
-from proxy.upstream.context_window import tokens_left, with_engine_traits, with_placeholders
+from proxy.upstream.context_window import options_for, tokens_left, with_placeholders
 
 
 class Trace(Protocol):
@@ -254,9 +254,14 @@ async def _native(
     context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], work_bytes: int
 ) -> dict[str, Any]:
     """Return the body of an adapted call for this engine; `endpoint` is None if it is unreachable."""
-    if endpoint is not None and isinstance(adapter, TranslatedCall):
-        adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
-    return await off_loop(work_bytes, LARGE_BYTES, adapter.native, models, None if endpoint is None else endpoint.kind)
+    if not isinstance(adapter, TranslatedCall):
+        return await off_loop(
+            work_bytes, LARGE_BYTES, adapter.native, models, None if endpoint is None else endpoint.kind
+        )
+    options = adapter.options
+    if endpoint is not None:
+        options = await options_for(context.upstream, endpoint, adapter, models)
+    return await off_loop(work_bytes, LARGE_BYTES, adapter.read_for, options)
 
 
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:

@@ -20,9 +20,9 @@ from proxy.api.requests import query_from
 from proxy.errors import NotFound
 from proxy.protocols.dialects.base import ResolvedReferences
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.history import Sent, Turn, input_items, resolve_references
+from proxy.protocols.dialects.responses.history import input_items, resolve_references, response_object
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
-from proxy.protocols.translated_call import TranslatedCall, call_identity
+from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.steps import read_step
 from proxy.trajectory.step import Step
@@ -56,38 +56,26 @@ async def with_references(context: Context, admitted: Admitted, call: Translated
         return call
     if call.translation.name != RESPONSES.name:
         return replace(call, resolved=ResolvedReferences(calls=sampled))
-    before = None if previous is None else await _previous(context, rollout.rollout_id, previous)
+    before = None
+    if previous is not None:
+        before = await find_response_step(context, previous, rollout.rollout_id, "previous_response_id")
     owner = rollout_of(previous) or rollout.rollout_id
     steps = dict.fromkeys(step for name in references.items if (step := step_of(name)) is not None)
     read = [await read_step(context.store, owner, step_id) for step_id in steps]
-    named = [turn_of(step) for step in read if step is not None and step.dialect == RESPONSES.name]
+    named = [step for step in read if step is not None and step.dialect == RESPONSES.name]
     return replace(call, resolved=resolve_references(before, named, sampled))
 
 
-async def find_response_step(context: Context, name: str, rollout_id: str | None) -> Step:
-    """Return the step of a response of /v1/responses; `rollout_id` is what the call names. Raises NotFound."""
+async def find_response_step(context: Context, name: str, rollout_id: str | None, param: str) -> Step:
+    """Return the step of a response, which `param` names; `rollout_id` is what the call names. Raises NotFound."""
     owner, step_id = rollout_of(name) or rollout_id, step_of(name)
     step = None if owner is None or step_id is None else await read_step(context.store, owner, step_id)
     is_complete = (
         step is not None and step.dialect == RESPONSES.name and step.status == "complete" and step.response is not None
     )
     if step is None or not is_complete or step.request.get("store") is False:
-        raise NotFound(f"Response {name[:200]!r} not found.", param="response_id")
+        raise NotFound(f"Response {name[:200]!r} not found.", param=param)
     return step
-
-
-def turn_of(step: Step) -> Turn:
-    """Return a step of /v1/responses as a turn of the dialect."""
-    identity = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
-    return Turn(identity, step.request, dict(step.response or {}))
-
-
-async def _previous(context: Context, rollout_id: str, name: str) -> Sent:
-    try:
-        step = await find_response_step(context, name, rollout_id)
-    except NotFound as error:
-        raise NotFound(error.message, param="previous_response_id") from None
-    return Sent(turn_of(step), step.body.get("messages") or [])
 
 
 async def answer_stored(call: ModelRequest) -> web.Response:
@@ -100,7 +88,7 @@ async def answer_stored(call: ModelRequest) -> web.Response:
         raise NotFound(
             f"{request.method} {call.endpoint} is not supported; responses can be retrieved, listed and deleted."
         )
-    step = await find_response_step(context, name, named)
+    step = await find_response_step(context, name, named, "response_id")
     mark = _DELETED_MARK + step.step_id
     if await context.store.marks(step.rollout_id, [mark]):
         raise NotFound(f"Response {name[:200]!r} was deleted.", param="response_id")
@@ -109,12 +97,12 @@ async def answer_stored(call: ModelRequest) -> web.Response:
         if stored is not None:
             await context.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=context.clock.now_ms())
         return json_response({"id": name, "object": "response", "deleted": True})
-    return json_response(turn_of(step).response_object() if rest == "" else _listed(request, step))
+    return json_response(response_object(step) if rest == "" else _listed(request, step))
 
 
 def _listed(request: web.Request, step: Step) -> dict[str, Any]:
     """Return a page of the input items of a call, by default the latest first."""
-    items = input_items(turn_of(step))
+    items = input_items(step)
     asked = query_from(request, _ListItems, takes_others=True)
     if asked.order == "desc":
         items.reverse()

@@ -24,7 +24,7 @@ from proxy.protocols.translated_call import CHAT, error_dialect_for, read_transl
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
-from proxy.upstream.context_window import count_prompt, with_engine_traits
+from proxy.upstream.context_window import count_prompt, options_for
 from proxy.upstream.http_client import HttpResponse
 
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists
@@ -179,8 +179,8 @@ async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str
     chosen, *_ = least_loaded(endpoints, COUNT)
     if (fault := await context.upstream.ensure_detected(chosen)) is not None:
         raise fault
-    translated = await with_engine_traits(context.upstream, chosen, translated, context.settings.models)
-    chat = await off_loop(body_bytes, LARGE_BYTES, translated.native, {}, chosen.kind)
+    options = await options_for(context.upstream, chosen, translated, context.settings.models)
+    chat = await off_loop(body_bytes, LARGE_BYTES, translated.read_for, options)
     counted = await count_prompt(context.upstream, chosen, DIALECTS[CHAT], chat, body_bytes=body_bytes)
     if counted is None:
         raise BadRequest(

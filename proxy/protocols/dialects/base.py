@@ -6,7 +6,7 @@ a client sends a response back, it is read as the chat message that was sampled,
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 import orjson
 
@@ -23,17 +23,13 @@ GENERATES: Final = frozenset[DialectName]({"generate", "sglang_generate"})
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What the client requests to receive, from its body.
-
-    `samples` is the number of choices per prompt and `choices` the total number (prompts times samples);
-    both are None if the body does not determine them reliably.
-    """
+    """What the client requests to receive, from its body."""
 
     token_ids: bool = False
     logprobs: bool = False
     usage: bool = False
-    samples: int | None = 1
-    choices: int | None = 1
+    samples: int | None = 1  # choices per prompt; None if the body does not determine it reliably
+    choices: int | None = 1  # over all prompts; None as well
 
 
 class ErrorDialect(Protocol):
@@ -47,13 +43,11 @@ class ErrorDialect(Protocol):
 
 
 class Dialect(ErrorDialect, Protocol):
-    """A client protocol that engines support, too. What a dialect does not define is as in OpenAI's.
+    """A client protocol that engines support, too. What a dialect does not define is as in OpenAI's."""
 
-    `prompt_field`: the field of a body with its text, messages or ids. `accumulator` makes one for a streamed call.
-    """
-
-    prompt_field: str
-    accumulator: type[Accumulator]
+    prompt_field: str  # of a body: its text, messages or ids
+    accumulator: type[Accumulator]  # of a streamed call
+    counts_in_choices: bool = False  # a response has its token counts there, not in `usage`
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Return what the client requests to receive."""
@@ -88,47 +82,43 @@ class Dialect(ErrorDialect, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TranslationOptions:
-    """The configuration of a translation, and how the engine itself translates the dialect.
+    """The configuration of a translation, and how the engine itself translates the dialect."""
 
-    `thinking` and `not_thinking` are fields of the chat body for calls that request reasoning and that disable it.
-
-    Of the engine: `thought` is the field of a chat message with the reasoning text; `system_joint` is the separator between
-    the system texts of Messages; `merges_systems`: it moves system turns between others to the beginning;
-    `has_developers`: its chat accepts developer messages, and merges them into one system message if necessary.
-    """
-
-    thinking: Mapping[str, Any] = field(default_factory=dict)
-    not_thinking: Mapping[str, Any] = field(default_factory=dict)
+    thinking: Mapping[str, Any] = field(default_factory=dict)  # fields of chat bodies that request reasoning
+    not_thinking: Mapping[str, Any] = field(default_factory=dict)  # and that disable it
     ignore_hosted_tools: bool = False
-    thought: str = "reasoning"
-    system_joint: str = ""
-    merges_systems: bool = False
-    has_developers: bool = False
+    thought: str = "reasoning"  # the field of a chat message with the reasoning text
+    system_joint: str = ""  # between the system texts of Messages
+    merges_systems: bool = False  # the engine moves system turns between others to the beginning
+    has_developers: bool = (
+        False  # its chat accepts developer messages, and merges them into a system message if necessary
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """The identity of a call: its step, its time of arrival (unix seconds), the requested model.
-
-    `rollout_id` is part of ids that a client may use without naming the rollout.
-    """
+    """The identity of a call."""
 
     step_id: str
-    created_s: int
-    model: str
-    rollout_id: str = ""
+    created_s: int  # its time of arrival in unix seconds
+    model: str  # the requested one
+    rollout_id: str = ""  # part of ids that a client may use without naming the rollout
+
+    @classmethod
+    def of(cls, recorded: step.Step) -> Self:
+        """Return the identity of a recorded call."""
+        created_s, model = int(recorded.timing.received), recorded.model_asked or ""
+        return cls(recorded.step_id, created_s, model, recorded.rollout_id)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedReferences:
-    """The resolved references of a call.
+    """The resolved references of a call."""
 
-    `messages` are the chat messages before the call's own, `items` the items that the call names. `calls` are the functions of
-    earlier tool calls as they were sampled (`name` and `arguments`), by call id: a client's copy loses the argument text.
-    """
-
-    messages: Sequence[Json] = ()
-    items: Mapping[str, Json] = field(default_factory=dict)
+    messages: Sequence[Json] = ()  # the chat messages before the call's own
+    items: Mapping[str, Json] = field(default_factory=dict)  # that the call names
+    # The functions of earlier tool calls as they were sampled (`name` and `arguments`), by call id: a client's copy loses the
+    # argument text.
     calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -172,9 +162,9 @@ class ResponseRenderer(Protocol):
 
 
 class Translator(ErrorDialect, Protocol):
-    """A dialect that is translated to chat. `has_system_turns`: its conversations may have system messages between turns."""
+    """A dialect that is translated to chat."""
 
-    has_system_turns: bool = False
+    has_system_turns: bool = False  # its conversations may have system messages between turns
 
     def read(
         self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = NO_REFERENCES

@@ -194,6 +194,7 @@ class SglangGenerate(Dialect):
     """
 
     name: DialectName = "sglang_generate"
+    counts_in_choices = True
     accumulator = SglangGenerateAccumulator
     prompt_field = "text"
 

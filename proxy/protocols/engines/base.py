@@ -11,7 +11,14 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Final, Literal, Protocol
 
-from proxy.protocols.dialects.base import DialectName, Json, ResponseOptions, is_on, requested_usage
+from proxy.protocols.dialects.base import (
+    DialectName,
+    Json,
+    ResponseOptions,
+    TranslationOptions,
+    is_on,
+    requested_usage,
+)
 from proxy.protocols.sampling import Sampling
 from proxy.trajectory.images import parts_of
 
@@ -244,8 +251,7 @@ class Engine(Protocol):
     counts_messages: bool = False  # /v1/messages/count_tokens
     loads_adapters: bool = False  # /v1/load_lora_adapter
 
-    # `TranslationOptions` with which it translates Messages and Responses itself
-    translation: Mapping[str, Any] = {}
+    translation: Mapping[str, Any] = {}  # its fields of `TranslationOptions`
 
     def identify(self, probed: Probed) -> Traits | None:
         """Return the traits of a server of this kind; None for another kind."""
@@ -259,9 +265,10 @@ class Engine(Protocol):
         """Return the engine for a server with these traits."""
         return self
 
-    def accepts_developers(self, version: str | None) -> bool:
-        """Return whether chat of this version accepts developer messages with every template."""
-        return False
+    def translation_options(self, configured: TranslationOptions, version: str | None) -> TranslationOptions:
+        """Return the configured options with how this version translates Messages and Responses itself."""
+        own = configured.thinking, configured.not_thinking, configured.ignore_hosted_tools
+        return TranslationOptions(*own, **self.translation)
 
     def template_fields(self, body: Mapping[str, Any]) -> Json:
         """Return the fields of a chat body that determine its prompt, for the tokenize endpoint."""

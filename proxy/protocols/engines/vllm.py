@@ -11,9 +11,10 @@ Rule 3: vLLM must still refuse a body that it refuses without injection.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import DialectName, Json, is_on
+from proxy.protocols.dialects.base import DialectName, Json, TranslationOptions, is_on
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,
@@ -209,8 +210,9 @@ class Vllm(Engine):
     def for_traits(self, traits: Traits) -> Engine:
         return Vllm(has_prompt_field=True) if traits.has_prompt_field else self
 
-    def accepts_developers(self, version: str | None) -> bool:
-        return version_numbers(version or "") >= _DEVELOPERS
+    def translation_options(self, configured: TranslationOptions, version: str | None) -> TranslationOptions:
+        has_developers = version_numbers(version or "") >= _DEVELOPERS
+        return replace(super().translation_options(configured, version), has_developers=has_developers)
 
     def template_fields(self, body: Mapping[str, Any]) -> Json:
         """Return the template arguments that chat derives from `reasoning_effort`, which the tokenize endpoint does not accept.

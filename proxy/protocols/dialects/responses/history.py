@@ -1,51 +1,35 @@
-"""The history of a call: `ResolvedReferences` from recorded turns, and the list of `GET /v1/responses/{id}/input_items`."""
+"""The history of a call: `ResolvedReferences` from recorded calls, and the list of `GET /v1/responses/{id}/input_items`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocols.dialects.base import CallIdentity, Json, ResolvedReferences
 from proxy.protocols.dialects.chat_format import REASONING_FIELDS
 from proxy.protocols.dialects.responses.item_ids import CALL, INPUT, item_name
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
+from proxy.trajectory.step import Step, messages_of
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A recorded call of this dialect: the client's body, and the accumulated chat response to it."""
-
-    identity: CallIdentity
-    body: Mapping[str, Any]
-    response: Json
-
-    def response_object(self) -> Json:
-        """Return the response object, as it was first returned."""
-        return ResponsesRenderer(self.body, self.identity).whole(self.response)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A turn and the chat messages that were sent for it."""
-
-    turn: Turn
-    messages: Sequence[Json]
+def response_object(step: Step) -> Json:
+    """Return the response object of a complete call, as it was first returned."""
+    return ResponsesRenderer(step.request, CallIdentity.of(step)).whole(dict(step.response or {}))
 
 
 def resolve_references(
-    before: Sent | None, named: Iterable[Turn], calls: Mapping[str, Mapping[str, Any]]
+    before: Step | None, named: Iterable[Step], calls: Mapping[str, Mapping[str, Any]]
 ) -> ResolvedReferences:
-    """Return the references of a call: messages of the turn before it, items of `named` turns, sampled functions by call id.
+    """Return the references of a call: messages of the call before it, items of `named` calls, sampled functions by call id.
 
-    The call continues exactly the messages that were sent for the turn before, and the message it sampled. The instructions
-    of a turn do not apply to later ones (https://platform.openai.com/docs/api-reference/responses).
+    The call continues exactly the messages that were sent for the call before, and the message it sampled. The instructions
+    of a call do not apply to later ones (https://platform.openai.com/docs/api-reference/responses).
     """
-    turns = list(named)
-    items = {item["id"]: item for turn in turns for item in input_items(turn)}
-    for turn in turns:  # an item of a response takes precedence over a client's copy with the same id
-        items |= {item["id"]: item for item in turn.response_object()["output"]}
+    steps = list(named)
+    items = {item["id"]: item for step in steps for item in input_items(step)}
+    for step in steps:  # an item of a response takes precedence over a client's copy with the same id
+        items |= {item["id"]: item for item in response_object(step)["output"]}
     messages: list[Json] = []
     if before is not None:
-        messages = [*_without(before.turn.body.get("instructions"), before.messages), sampled(before.turn)]
+        messages = [*_without(before.request.get("instructions"), messages_of(before)), sampled(before)]
     own = {call["id"]: call["function"] for message in messages for call in message.get("tool_calls") or ()}
     return ResolvedReferences(messages, items, {**calls, **own})
 
@@ -58,28 +42,29 @@ def _without(instructions: object, messages: Sequence[Json]) -> Sequence[Json]:
     return [{"role": "system", "content": rest}, *messages[1:]] if rest else messages[1:]
 
 
-def sampled(turn: Turn) -> Json:
-    """Return the message that a turn sampled, with all fields that engines read."""
-    message = turn.response["choices"][0].get("message") or {}
+def sampled(step: Step) -> Json:
+    """Return the message that a call sampled, with all fields that engines read."""
+    message = (step.response or {})["choices"][0].get("message") or {}
     fields: Json = {"role": "assistant", "content": message.get("content")}
-    fields |= {name: message[name] for name in REASONING_FIELDS if message.get(name)}
-    if message.get("refusal"):
-        fields["refusal"] = message["refusal"]
+    fields |= {name: message[name] for name in (*REASONING_FIELDS, "refusal") if message.get(name)}
     if message.get("tool_calls"):
-        step = turn.identity.step_id
         fields["tool_calls"] = [
-            {"id": call.get("id") or item_name(CALL, step, number), "type": "function", "function": call["function"]}
+            {
+                "id": call.get("id") or item_name(CALL, step.step_id, number),
+                "type": "function",
+                "function": call["function"],
+            }
             for number, call in enumerate(message["tool_calls"])
         ]
     return fields
 
 
-def input_items(turn: Turn) -> list[Json]:
+def input_items(step: Step) -> list[Json]:
     """Return the input items of a call, each with an id, and the text of messages as a part."""
-    value = turn.body.get("input") or ()
+    value = step.request.get("input") or ()
     entries = [{"role": "user", "content": value}] if isinstance(value, str) else value
     return [
-        {"id": item_name(INPUT, turn.identity.step_id, number), "type": "message", **item, **_parts(item)}
+        {"id": item_name(INPUT, step.step_id, number), "type": "message", **item, **_parts(item)}
         for number, item in enumerate(entries)
     ]
 

@@ -4,36 +4,39 @@ import pytest
 from hypothesis import given, settings
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
+from tests.support.forests import make_step
 from tests.support.responses_drawn import BODY, IDENTITY, as_chat, messages, response_of
 
-from proxy.protocols.dialects.base import CallIdentity, References, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.base import References, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.history import (
-    Sent,
-    Turn,
-    input_items,
-    resolve_references,
-)
+from proxy.protocols.dialects.responses.history import input_items, resolve_references, response_object
+from proxy.trajectory.step import Step
 
-LATER = CallIdentity(IDENTITY.step_id[:-1] + "W", IDENTITY.created_s + 1, "gpt-5")
+FIRST = IDENTITY.step_id
+LATER = FIRST[:-1] + "W"
 
 
-def after(*turns):
-    """Resolve the references of a request to the last of these turns; each turn references the one before it."""
+def call(step_id: str, body: dict, response: dict, sent: list | None = None) -> Step:
+    """Return a recorded call of the dialect; `sent` are its chat messages."""
+    fields = {"set": {"messages": sent or []}, "unset": []}
+    return make_step(step_id, [], dialect="responses", request=body, response=response, sent=fields)
+
+
+def after(*calls):
+    """Resolve the references of a request to the last of these calls; each references the one before it."""
     resolved = ResolvedReferences()
-    for turn in turns:
-        resolved = resolve_references(
-            Sent(turn, RESPONSES.read(turn.body, TranslationOptions(), resolved)["messages"]), [], {}
-        )
+    for step_id, body, response in calls:
+        sent = RESPONSES.read(body, TranslationOptions(), resolved)["messages"]
+        resolved = resolve_references(call(step_id, body, response, sent), [], {})
     return resolved
 
 
 @settings(max_examples=30)
 @given(message=messages(), second=messages())
 def test_previous_response_id_equals_sending_all_items_back(message, second):
-    first = Turn(IDENTITY, {**BODY, "instructions": "not carried on"}, response_of(message))
+    first = FIRST, {**BODY, "instructions": "not carried on"}, response_of(message)
     then = {"type": "function_call_output", "call_id": "c", "output": "o"}
-    later = Turn(LATER, {**BODY, "input": [then]}, response_of(second))
+    later = LATER, {**BODY, "input": [then]}, response_of(second)
     resolved = after(first, later)
     chat = RESPONSES.read({"instructions": "i", "input": "next"}, TranslationOptions(), resolved)
 
@@ -52,8 +55,9 @@ def test_only_instructions_are_not_carried_over(has_developers):
     """Developer messages are, whether they were sent as such or merged into the system message."""
     options = TranslationOptions(has_developers=has_developers)
     body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
-    turn = Turn(IDENTITY, body, response_of({"role": "assistant", "content": "a"}))
-    resolved = resolve_references(Sent(turn, RESPONSES.read(body, options)["messages"]), [], {})
+    sent = RESPONSES.read(body, options)["messages"]
+    before = call(FIRST, body, response_of({"role": "assistant", "content": "a"}), sent)
+    resolved = resolve_references(before, [], {})
     chat = RESPONSES.read({"instructions": "new", "input": "next"}, options, resolved)
 
     expected = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
@@ -66,8 +70,8 @@ def test_only_instructions_are_not_carried_over(has_developers):
 @given(message=messages())
 def test_item_references_read_as_the_items_themselves(message):
     """References to all output items of a response; input items can be referenced too."""
-    turn = Turn(IDENTITY, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
-    names = [f"in_{IDENTITY.step_id}_0", *(item["id"] for item in turn.response_object()["output"])]
+    turn = call(FIRST, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
+    names = [f"in_{FIRST}_0", *(item["id"] for item in response_object(turn)["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
     calls = {call["id"]: call["function"] for call in message.get("tool_calls", ())}
     chat = RESPONSES.read(body, TranslationOptions(), resolve_references(None, [turn], calls))
@@ -78,9 +82,9 @@ def test_item_references_read_as_the_items_themselves(message):
 
 def test_a_referenced_reasoning_item_has_the_recorded_text():
     """LangChain returns reasoning items with their id and without text."""
-    first = Turn(IDENTITY, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
-    empty = {"type": "reasoning", "id": f"rs_{IDENTITY.step_id}_0", "summary": []}
-    later = Turn(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
+    first = call(FIRST, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
+    empty = {"type": "reasoning", "id": f"rs_{FIRST}_0", "summary": []}
+    later = call(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
     resolved = resolve_references(None, [first, later], {})
 
     assert "hm" == RESPONSES.read({"input": [empty]}, TranslationOptions(), resolved)["messages"][0]["reasoning"]
@@ -93,13 +97,13 @@ def test_input_items_have_ids_and_the_sdks_types():
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_1", "status": "completed"},
         {"type": "function_call_output", "call_id": "c", "output": "o", "status": "completed"},
     ]
-    whole, text = (input_items(Turn(IDENTITY, {"input": value}, {})) for value in (items, "hi"))
+    whole, text = (input_items(call(FIRST, {"input": value}, {})) for value in (items, "hi"))
 
-    assert [f"in_{IDENTITY.step_id}_0", "fc_1", f"in_{IDENTITY.step_id}_2"] == [item["id"] for item in whole]
+    assert [f"in_{FIRST}_0", "fc_1", f"in_{FIRST}_2"] == [item["id"] for item in whole]
     assert [{"type": "input_text", "text": "hi"}] == text[0]["content"]
     for item in [*whole, *text]:
         TypeAdapter(ResponseItem).validate_python(item)
-    assistant = input_items(Turn(IDENTITY, {"input": [{"role": "assistant", "content": "a"}]}, {}))
+    assistant = input_items(call(FIRST, {"input": [{"role": "assistant", "content": "a"}]}, {}))
     assert "output_text" == assistant[0]["content"][0]["type"]
 
 
@@ -124,7 +128,7 @@ def test_tool_call_ids_that_the_engine_omitted_come_from_the_response():
         "content": None,
         "tool_calls": [{"id": "", "function": {"name": "f", "arguments": ""}}],
     }
-    turn = Turn(IDENTITY, BODY, response_of(message))
-    (call,) = after(turn).messages[-1]["tool_calls"]
+    (sampled,) = after((FIRST, BODY, response_of(message))).messages[-1]["tool_calls"]
+    shown = response_object(call(FIRST, BODY, response_of(message)))["output"][0]
 
-    assert turn.response_object()["output"][0]["call_id"] == call["id"] == f"call_{IDENTITY.step_id}_0"
+    assert shown["call_id"] == sampled["id"] == f"call_{FIRST}_0"
