@@ -9,7 +9,7 @@ positions. The data of images are blocks of their own (`images`); a chain in JSO
 value. 0.1.0 writes schema 4; records of earlier schemas are refused.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
@@ -25,16 +25,16 @@ from proxy.trajectory import experts_and_masks as extras
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.images import IMAGES, data_in, piece_of, put_back, taken_out
-from proxy.trajectory.record_head import ODD, ChoiceHead, Head, flagged, object_of, read_head, sent_of
+from proxy.trajectory.record_head import ODD, Head, flagged, object_of, read_head, sent_of
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Prompt, Span, Step, Timing, messages_of
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Prompt, Span, Step, Timing, sent_messages
 
 SCHEMA: Final = 4
 
 _MAGIC: Final = b"TT"
 _WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
 _HEADER: Final = 11  # magic, schema, checksum
-LENGTHS: Final = Struct("<4I")
+_LENGTHS: Final = Struct("<4I")
 _OTHERWISE: Final = frozenset({"prompts", "choices", "policy"})  # in the head, but not as they are in a step
 _FACTS: Final = tuple(
     name for name in Head.__struct_fields__ if name in {field.name for field in fields(Step)} - _OTHERWISE
@@ -52,16 +52,12 @@ class UnreadableRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An encoded step.
-
-    `blocks` must be stored with it; the blocks in `leans_on` must be stored already. Once it is stored, all blocks of
-    its chains are stored: `names` (the last block of each chain) and the names of `blocks` then count as known.
-    """
+    """An encoded step. Once it is stored, all blocks of its chains are: `names` and the names of `blocks` count as known."""
 
     record: bytes
-    blocks: Mapping[bytes, bytes]
-    leans_on: tuple[bytes, ...]
-    names: tuple[bytes, ...]
+    blocks: Mapping[bytes, bytes]  # to be stored with it
+    leans_on: tuple[bytes, ...]  # blocks that must be stored already
+    names: tuple[bytes, ...]  # the last block of each chain
 
 
 _SHORT_TEXT: Final = blocks.UNIT_BYTES // 6  # characters: each takes at most six bytes in JSON
@@ -74,19 +70,7 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     Raises TypeError if orjson cannot write a value: more than 254 levels, or an integer of more than 64 bits.
     """
     writer = BlockWriter(known)
-    images = data_in(messages_of(step)) if IMAGES in step.extra else {}
-    if images:
-        writer.write_images(images)
-    prompts, arrays = [], []
-    for prompt in step.prompts:
-        units, tail = blocks.cut(to_little_endian(prompt))
-        prompts.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
-        arrays.append(tail)
-    chains = {}
-    request, chains["request"] = chain_fields(step.request, step.prompts, writer, images)
-    sent = dict(step.sent)
-    if isinstance(sent.get("set"), dict):
-        sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer, images)
+    texts, places, arrays = write_chains(step.request, step.sent, step.prompts, writer, has_images=IMAGES in step.extra)
     arrays += map(to_little_endian, map(_ids_of, step.choices))
     arrays += map(to_little_endian, map(_logprobs_of, step.choices))
     choices, has_extras = _choice_heads(step.choices)
@@ -99,15 +83,16 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     head = dict(zip(_FACTS, _facts_of(step), strict=True))
     head["engine"] = {"name": engine.name, "kind": engine.kind, "version": engine.version, "url": engine.url}
     head["timing"] = dict(zip(_TIMING, _times_of(timing), strict=True))
-    head["prompts"] = prompts
+    head["prompts"] = places["prompts"]
     head["choices"] = choices
-    head["chains"] = chains
+    head["chains"] = places["chains"]
     head["again"] = again
     if step.policy != DEFAULT_POLICY:
         head["policy"] = step.policy
-    texts = [orjson.dumps(head), orjson.dumps(request), orjson.dumps(sent), _bounded(response)]
-    packed = writer.compress(b"".join([LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
-    return Record(frame(SCHEMA, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+    for _ in range(_WRAPPINGS):
+        response = [response]  # type: ignore[assignment]
+    bounded = orjson.dumps(response)[_WRAPPINGS:-_WRAPPINGS]
+    return make_record(SCHEMA, join_payload((orjson.dumps(head), *texts, bounded), arrays), writer)
 
 
 def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
@@ -146,6 +131,12 @@ def frame(schema: int, packed: bytes) -> bytes:
     return b"".join((_MAGIC, bytes([schema]), _checksum(schema, packed), packed))
 
 
+def make_record(schema: int, payload: bytes, writer: BlockWriter) -> Record:
+    """Return the record of a payload with its blocks, which the writer has written."""
+    packed = writer.compress(payload)
+    return Record(frame(schema, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+
+
 def open_frame(record: bytes) -> tuple[int, bytes]:
     """Return the schema and the compressed payload of a record. Raises UnreadableRecord."""
     if len(record) < _HEADER or not record.startswith(_MAGIC):
@@ -159,14 +150,17 @@ def open_frame(record: bytes) -> tuple[int, bytes]:
     return schema, packed
 
 
-def _bounded(response: Any) -> bytes:
-    """Return the response as JSON.
+def join_payload(texts: Sequence[bytes], arrays: Iterable[bytes]) -> bytes:
+    """Return the payload of these four JSON texts and arrays."""
+    return b"".join([_LENGTHS.pack(*map(len, texts)), *texts, *arrays])
 
-    Raises TypeError if it is too deep to be embedded in the responses of the control API.
-    """
-    for _ in range(_WRAPPINGS):
-        response = [response]
-    return orjson.dumps(response)[_WRAPPINGS:-_WRAPPINGS]
+
+def split_payload(raw: bytes) -> tuple[list[bytes], int]:
+    """Return the JSON texts of a payload, and where its arrays begin. Raises ValueError."""
+    if len(raw) < _LENGTHS.size:
+        raise ValueError("missing bytes")
+    ends = list(accumulate(_LENGTHS.unpack_from(raw), initial=_LENGTHS.size))
+    return [raw[start:end] for start, end in pairwise(ends)], ends[-1]
 
 
 def _checksum(schema: int, packed: bytes) -> bytes:
@@ -196,7 +190,33 @@ def _choice_heads(choices: tuple[Choice, ...]) -> tuple[list[dict[str, Any]], bo
     return heads, has_extras
 
 
-def chain_fields(
+def write_chains(
+    request: Mapping[str, Any],
+    sent: Mapping[str, Any],
+    prompts: tuple[Prompt, ...],
+    writer: BlockWriter,
+    *,
+    has_images: bool,
+) -> tuple[tuple[bytes, bytes], dict[str, Any], list[bytes]]:
+    """Write the images, the prompts and the long values of a step as chains.
+
+    Return the JSON of what remains of the request and the changes, `prompts` and `chains` of the head, and the prompts' tails.
+    Raises TypeError for what orjson cannot write.
+    """
+    images = data_in(sent_messages(request, sent)) if has_images else {}
+    writer.write_images(images)
+    cut = [blocks.cut(to_little_endian(prompt)) for prompt in prompts]
+    ends = [{"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)} for units, tail in cut]
+    chains = {}
+    rest, chains["request"] = _chain_fields(request, prompts, writer, images)
+    changes = dict(sent)
+    if isinstance(changes.get("set"), dict):
+        changes["set"], chains["sent"] = _chain_fields(changes["set"], prompts, writer, images)
+    texts = orjson.dumps(rest), orjson.dumps(changes)
+    return texts, {"prompts": ends, "chains": chains}, [tail for _, tail in cut]
+
+
+def _chain_fields(
     fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter, images: Mapping[str, bytes]
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the fields with null for values that are stored in chains, and the chain of each.
@@ -241,10 +261,22 @@ def _chain_of(
     return [*chain, orjson.dumps(places).decode()] if places else chain
 
 
-def join_fields(
+def read_chains(
+    request: dict[str, Any],
+    sent: dict[str, Any],
+    chains: Mapping[str, dict[str, list[str]]],
+    prompts: tuple[Prompt, ...],
+    reader: BlockReader,
+) -> None:
+    """Undo `write_chains` in the request and the changes."""
+    _join_fields(request, chains["request"], prompts, reader)
+    if "sent" in chains:
+        _join_fields(sent["set"], chains["sent"], prompts, reader)
+
+
+def _join_fields(
     left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Prompt, ...], reader: BlockReader
-) -> dict[str, Any]:
-    """Undo `chain_fields`."""
+) -> None:
     for name, (kind, *where) in chains.items():
         match kind:
             case "messages":
@@ -258,26 +290,19 @@ def join_fields(
                 left[name] = orjson.loads(b"".join((*pieces, where[1].encode("latin-1"))))
                 if len(where) > 2:
                     put_back(left[name], orjson.loads(where[2]), reader.image)
-    return left
 
 
 def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
     raw = reader.expand(packed)
-    if len(raw) < LENGTHS.size:
-        raise ValueError("missing bytes")
-    lengths = LENGTHS.unpack_from(raw)
-    head = read_head(raw[LENGTHS.size : LENGTHS.size + lengths[0]])
-    prompts, choices = _arrays(head, raw, LENGTHS.size + sum(lengths), reader)
+    (head_text, request_text, sent_text, response_text), start = split_payload(raw)
+    head = read_head(head_text)
+    prompts, choices = _arrays(head, raw, start, reader)
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     response = None
     if whole:
-        ends = accumulate(lengths, initial=LENGTHS.size)
-        _, request_text, sent_text, response_text = [raw[start:end] for start, end in pairwise(ends)]
-        request = join_fields(_object(request_text), head.chains["request"], prompts, reader)
-        sent = sent_of(_object(sent_text))
-        if "sent" in head.chains:
-            sent["set"] = join_fields(sent["set"], head.chains["sent"], prompts, reader)
+        request, sent = object_of(orjson.loads(request_text)), sent_of(orjson.loads(sent_text))
+        read_chains(request, sent, head.chains, prompts, reader)
         response = orjson.loads(response_text)
         if response is not None and not isinstance(response, dict):
             response = None
@@ -299,69 +324,33 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
 
 def _arrays(head: Head, raw: bytes, start: int, reader: BlockReader) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
     """Return the prompts and choices of a record, which contains their arrays from byte `start` to its end."""
-    prompts = []
-    for prompt in head.prompts:
-        end = start + prompt.tail
-        prompts.append(SharedIds(reader.link(bytes.fromhex(prompt.end)), raw[start:end]))
-        start = end
-    ids = []
-    for choice in head.choices:
-        end = start + 4 * choice.ids
-        ids.append(ids_from_little_endian(raw[start:end]))
-        start = end
-    choices, has_extras = [], False
-    for choice, own_ids in zip(head.choices, ids, strict=True):
-        end = start + (4 if choice.code == "f" else 8) * choice.logprobs
-        choices.append(_choice(choice, own_ids, raw[start:end], len(prompts)))
-        has_extras = has_extras or choice.experts is not None or choice.mask is not None
-        start = end
-    if has_extras:
-        start = _read_extras(head, choices, raw, start)
-    if start != len(raw):
-        raise ValueError("missing or trailing bytes")
-    return tuple(prompts), tuple(choices)
 
-
-def _choice(head: ChoiceHead, ids: Ids, logprobs: bytes, prompts: int) -> Choice:
-    return Choice(
-        index=head.index,
-        ids=ids,
-        logprobs=logprobs_from_little_endian(head.code, logprobs),
-        finish_reason=head.finish_reason,
-        stop_reason=head.stop_reason,
-        prompt=head.prompt if head.prompt >= 0 else prompts,  # negative: no prompt, and -1 must not mean the last one
-        spans=head.spans,
-    )
-
-
-def _read_extras(head: Head, choices: list[Choice], raw: bytes, start: int) -> int:
-    """Set the experts and masks of the choices that have them; return where they end."""
-    cursor = _Cursor(raw, start)
-    for number, choice in enumerate(head.choices):
-        if choice.experts is not None or choice.mask is not None:
-            choices[number] = extras.read(
-                choices[number], {"experts": choice.experts, "mask": choice.mask}, cursor.take
-            )
-    return cursor.at
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    return object_of(orjson.loads(text))
-
-
-class _Cursor:
-    """Reads bytes from a position on."""
-
-    __slots__ = ("_raw", "at")
-
-    def __init__(self, raw: bytes, at: int) -> None:
-        self._raw = raw
-        self.at = at
-
-    def take(self, size: int) -> bytes:
-        """Return the next bytes. Raises ValueError if there are not as many."""
-        start = self.at
-        end = self.at = start + size
-        if not start <= end <= len(self._raw):
+    def take(size: int) -> bytes:
+        nonlocal start
+        begin, start = start, start + size
+        if not begin <= start <= len(raw):
             raise ValueError("missing bytes")
-        return self._raw[start:end]
+        return raw[begin:start]
+
+    prompts = tuple([SharedIds(reader.link(bytes.fromhex(it.end)), take(it.tail)) for it in head.prompts])
+    ids = [ids_from_little_endian(take(4 * it.ids)) for it in head.choices]
+    logprobs = [
+        logprobs_from_little_endian(it.code, take((4 if it.code == "f" else 8) * it.logprobs)) for it in head.choices
+    ]
+    choices = tuple([
+        Choice(
+            index=it.index,
+            ids=own_ids,
+            logprobs=own_logprobs,
+            finish_reason=it.finish_reason,
+            stop_reason=it.stop_reason,
+            prompt=it.prompt if it.prompt >= 0 else len(prompts),  # negative: no prompt, and -1 must not mean the last one
+            spans=it.spans,
+            routed_experts=None if it.experts is None else extras.read_experts(it.experts, take),
+            sampling_mask=None if it.mask is None else extras.read_mask(it.mask, take),
+        )
+        for it, own_ids, own_logprobs in zip(head.choices, ids, logprobs, strict=True)
+    ])  # fmt: skip
+    if start != len(raw):
+        raise ValueError("trailing bytes")
+    return prompts, choices

@@ -5,8 +5,8 @@ They are stored once, with the choice: as base64 in the response they would take
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -86,22 +86,22 @@ def head_of(choice: Choice) -> dict[str, Any]:
 
 
 def bytes_of(choice: Choice) -> list[bytes]:
-    """Return their bytes, in the order in which `read` reads them."""
+    """Return their bytes, in the order in which they are read."""
     experts, mask = choice.routed_experts, choice.sampling_mask
     arrays = [] if mask is None else [to_little_endian(mask.ids), to_little_endian(mask.offsets)]
     return arrays if experts is None else [experts.raw, *arrays]
 
 
-def read(choice: Choice, head: Mapping[str, Any], take: Callable[[int], bytes]) -> Choice:
-    """Return the choice with them."""
-    experts_head, mask_head = head["experts"], head["mask"]
-    if experts_head is not None:
-        form, size = experts_head
-        choice = replace(choice, routed_experts=Experts(form, take(size)))
-    if mask_head is not None:
-        ids, offsets = [ids_from_little_endian(take(4 * count)) for count in mask_head]
-        choice = replace(choice, sampling_mask=Mask(ids, offsets))
-    return choice
+def read_experts(head: Sequence[Any], take: Callable[[int], bytes]) -> Experts:
+    """Return the experts with this description; `take` returns the next bytes."""
+    form, size = head
+    return Experts(form, take(size))
+
+
+def read_mask(head: Sequence[Any], take: Callable[[int], bytes]) -> Mask:
+    """Return the mask with this description."""
+    ids, offsets = [ids_from_little_endian(take(4 * count)) for count in head]
+    return Mask(ids, offsets)
 
 
 def left_out(

@@ -16,14 +16,22 @@ from msgspec import Struct
 
 from proxy.rollouts.rollout import Marks, Rollout, read_marks, read_rollout
 from proxy.rollouts.stored_fields import Milliseconds
-from proxy.trajectory import blocks
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import ROOT, BlockReader, BlockWriter, KnownBlocks
-from proxy.trajectory.codec import LENGTHS, Record, UnreadableRecord, chain_fields, frame, join_fields, open_frame
-from proxy.trajectory.images import IMAGES, block_of, data_in, names_from
+from proxy.trajectory.codec import (
+    Record,
+    UnreadableRecord,
+    join_payload,
+    make_record,
+    open_frame,
+    read_chains,
+    split_payload,
+    write_chains,
+)
+from proxy.trajectory.images import IMAGES, block_of, names_from
 from proxy.trajectory.record_head import LATEST_S
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import DEFAULT_POLICY, Prompt, sent_messages
+from proxy.trajectory.step import DEFAULT_POLICY, Prompt
 from storage.types import StoredEntity
 
 Row: TypeAlias = dict[str, Any]
@@ -73,8 +81,7 @@ def put_together(parts: Parts, known: Container[bytes]) -> Record:
     Raises ValueError if the parts do not belong together.
     """
     writer = BlockWriter(known)
-    packed = writer.compress(_payload(parts, writer))
-    return Record(frame(parts.schema, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+    return make_record(parts.schema, _payload(parts, writer), writer)
 
 
 def chains_of(head: Mapping[str, Any]) -> set[bytes]:
@@ -86,9 +93,7 @@ def chains_of(head: Mapping[str, Any]) -> set[bytes]:
 
 
 def _parts(schema: int, raw: bytes, reader: BlockReader) -> Parts:
-    lengths = LENGTHS.unpack_from(raw)
-    ends = accumulate(lengths, initial=LENGTHS.size)
-    head_text, request_text, sent_text, response = [raw[start:end] for start, end in pairwise(ends)]
+    (head_text, request_text, sent_text, response), arrays_start = split_payload(raw)
     head = orjson.loads(head_text)
     widths = [4 if choice["code"] == _FLOAT else 8 for choice in head["choices"]]
     sizes = [prompt["tail"] for prompt in head["prompts"]]
@@ -96,17 +101,15 @@ def _parts(schema: int, raw: bytes, reader: BlockReader) -> Parts:
     sizes += [width * choice["logprobs"] for width, choice in zip(widths, head["choices"], strict=True)]
     if min(sizes, default=0) < 0:
         raise ValueError("a length is negative")
-    starts = list(accumulate(sizes, initial=LENGTHS.size + sum(lengths)))
+    starts = list(accumulate(sizes, initial=arrays_start))
     pieces = [raw[start:end] for start, end in pairwise(starts)]
     links = [reader.link(bytes.fromhex(prompt["end"])) for prompt in head["prompts"]]
     prompts = tuple(SharedIds(link, tail) for link, tail in zip(links, pieces, strict=False))
     first, end = len(links), len(links) + len(widths)
     wide = zip(widths, pieces[end:], strict=True)
     logprobs = tuple(piece if width == 4 else _narrow(piece) for width, piece in wide)
-    sent = orjson.loads(sent_text)
-    if "sent" in head["chains"]:
-        sent["set"] = join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
-    request = join_fields(orjson.loads(request_text), head["chains"]["request"], prompts, reader)
+    request, sent = orjson.loads(request_text), orjson.loads(sent_text)
+    read_chains(request, sent, head["chains"], prompts, reader)
     ids, rest = tuple(pieces[first:end]), raw[starts[-1] :]
     return Parts(schema, head_text, request, sent, response, prompts, ids, logprobs, rest)
 
@@ -115,24 +118,11 @@ def _payload(parts: Parts, writer: BlockWriter) -> bytes:
     """Return the payload of the parts, and write its blocks. Raises ValueError if the head names other chains."""
     head = orjson.loads(parts.head)
     has_images = IMAGES in (head.get("extra") or {})
-    images = data_in(sent_messages(parts.request, parts.sent)) if has_images else {}
-    writer.write_images(images)
-    request, request_chains = chain_fields(parts.request, parts.prompts, writer, images)
-    chains = {"request": request_chains}
-    sent = dict(parts.sent)
-    if isinstance(sent.get("set"), dict):
-        sent["set"], chains["sent"] = chain_fields(sent["set"], parts.prompts, writer, images)
-    tails = []
-    ends = []
-    for prompt in parts.prompts:
-        units, tail = blocks.cut(to_little_endian(prompt))
-        ends.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
-        tails.append(tail)
-    if chains != head["chains"] or ends != head["prompts"]:
-        raise ValueError("the chains are not those of the head")
-    texts = (parts.head, orjson.dumps(request), orjson.dumps(sent), parts.response)
-    numbers = (*tails, *parts.ids, *parts.logprobs, parts.rest)
-    return b"".join((LENGTHS.pack(*map(len, texts)), *texts, *numbers))
+    texts, places, tails = write_chains(parts.request, parts.sent, parts.prompts, writer, has_images=has_images)
+    if any(head[name] != found for name, found in places.items()):
+        raise ValueError("the head names other chains")
+    arrays = (*tails, *parts.ids, *parts.logprobs, parts.rest)
+    return join_payload((parts.head, *texts, parts.response), arrays)
 
 
 def _narrow(wide: bytes) -> bytes:
