@@ -53,9 +53,7 @@ class ChoiceAccumulator:
         self.logprobs: dict[str, list[Any]] | None = None
         self.text: list[str] = []
         self.counted = 0  # the engine's running count of its tokens
-        self.message: Json | None = (
-            None  # the fields of its message apart from `texts` and `calls`; None before any delta
-        )
+        self.message: Json | None = None  # its fields apart from `texts` and `calls`; None before any delta
         self.texts: dict[str, list[str]] = {}
         self.calls: dict[int, Json] = {}
 

@@ -43,20 +43,16 @@ _UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The tokens of a response as arrays: the prompts, the choices, the problems, and notes.
-
-    `versions`: the policy versions of the first and the last token; `has_versions`: the engine itself reported them. `usage`:
-    the sum of its counts by choice. `sampling` are sampling parameters that the response determines.
-    """
+    """The tokens of a response as arrays."""
 
     prompts: tuple[Ids, ...] = ()
     choices: tuple[Choice, ...] = ()
     problems: frozenset[str] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    versions: tuple[str | None, str | None] | None = None
-    has_versions: bool = False
-    usage: Json | None = None
-    sampling: Mapping[str, Any] | None = None
+    versions: tuple[str | None, str | None] | None = None  # the policy versions of the first and the last token
+    has_versions: bool = False  # the engine itself reported them
+    usage: Json | None = None  # the sum of the engine's counts by choice
+    sampling: Mapping[str, Any] | None = None  # sampling parameters that the response determines
 
 
 _NO_TOKENS: Final = Packed()
@@ -64,16 +60,12 @@ _NO_TOKENS: Final = Packed()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished call: the withheld end, the step to store before the client receives it, and whether the engine disconnected.
+    """A finished call."""
 
-    If `broken`, the client's connection must end like the engine's: without a proper end. `status` replaces the engine's if
-    its response could not be converted.
-    """
-
-    end: bytes
+    end: bytes  # withheld from the client until the step is stored
     step: Step
-    broken: bool
-    status: int | None = None
+    broken: bool  # the client's connection must end like the engine's: without a proper end
+    status: int | None = None  # replaces the engine's if its response could not be converted
 
 
 class Exchange:
@@ -96,9 +88,7 @@ class Exchange:
         self.is_read = False  # whether all bytes of the response were fed
         # Set by the shell before `finish`, and used by `abort` and `fail` as well.
         self.follow_up_response: Any = None
-        self.served_models: Collection[str] | None = (
-            None  # the models that the engine lists, if they had to be requested
-        )
+        self.served_models: Collection[str] | None = None  # that the engine lists, if they had to be requested
 
     def missing(self) -> tuple[str | None, FollowUpRequest | None]:
         """Return what the shell looks up after the last bytes, before it calls `finish`.
@@ -158,7 +148,6 @@ class Exchange:
             return self._step(bare, timing, None, reason=reason, delivered=False)
 
     def _conclude(self, *, is_cut: bool = False) -> tuple[bytes, ParsedResponse]:
-        """Return the withheld end and the parsed response, and keep them."""
         if is_cut:
             self.response.abandon()
         self._conclusion = self.response.finish()
@@ -358,7 +347,7 @@ def pack_tokens(
         (spans[0].policy_version, spans[-1].policy_version) if spans else None,
         has_versions,
         _usage(tokens.choices, choices),
-        None if tokens.logprobs_mode is None else _determined(tokens),
+        tokens.sampling,
     )
 
 
@@ -375,12 +364,6 @@ def _usage(sampled: Sequence[Sampled], choices: Sequence[Choice]) -> Json | None
         return None
     prompt = sum(prompts.values())
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _determined(tokens: Tokens) -> Json:
-    """Return the sampling parameters that the response determines."""
-    found: Json = {"logprobs_mode": tokens.logprobs_mode}
-    return found if tokens.constrained is None else {**found, "constrained": tokens.constrained}
 
 
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:

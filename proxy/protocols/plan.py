@@ -26,7 +26,6 @@ from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, F
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
-from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.whole_response import error_events
 from proxy.trajectory.images import IMAGES, has_images, names_in
@@ -40,26 +39,17 @@ _NO_EXTRA: Final[Mapping[str, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """Where a call names its session for a router in front of engines: a header, or a field of the body with up to one dot.
-
-    `of_thread`: it names its thread (`agent`, if the client names one) instead of its rollout.
-    """
+    """Where a call names its session for a router in front of engines."""
 
     header: str | None
-    field: str | None
-    of_thread: bool = False
-    agent: str | None = None
+    field: str | None  # of the body, with up to one dot
+    of_thread: bool = False  # it names its thread instead of its rollout
+    agent: str | None = None  # the thread, if the client names one
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A planned call. `request` is the client's body, `body` the sent body, `sent` their difference on the top level.
-
-    `framing` is how the call is sent; `expected` are the engine's known problems with such a call.
-    `wants_logprobs`: they are configured or requested, so their absence is a problem. `translation`: the client's dialect,
-    if the engine does not support it. `prompt`: the ids of a call that continues an earlier step, which replaces the
-    messages or the text; `sent` does not repeat it. `abort`: the request that ends the call (see `Injection`).
-    """
+    """A planned call."""
 
     # Of all calls of the same form.
     endpoint: str
@@ -67,40 +57,35 @@ class Plan:
     engine: Engine
     engine_facts: EngineFacts
     response_options: ResponseOptions
-    sent: Json
+    sent: Json  # the difference between the client's body and the sent one on the top level
     view: ClientView
     model_asked: str | None
     model_served: str | None
     sampling: Json
     framing: Framing
-    wants_logprobs: bool
+    wants_logprobs: bool  # they are configured or requested, so their absence is a problem
     headers: Mapping[str, str]
     problems: tuple[str, ...]
-    expected: frozenset[str]
+    expected: frozenset[str]  # the engine's known problems with such a call
     extra: Mapping[str, Any]
 
     # Of the call.
     step_id: str = ""
     rollout_id: str = ""
-    request: Json = field(default_factory=dict)
-    body: Json = field(default_factory=dict)
-    abort: FollowUpRequest | None = None
+    request: Json = field(default_factory=dict)  # the client's body
+    body: Json = field(default_factory=dict)  # the sent body
+    abort: FollowUpRequest | None = None  # the request that ends the call (see `Injection`)
     policy: str = DEFAULT_POLICY
     policy_version: str | None = None
     policy_epoch: int = 0
-    translation: Translator | None = None
+    translation: Translator | None = None  # the client's dialect, if the engine does not support it
+    # The ids of a call that continues an earlier step, which replace the messages or the text; `sent` does not repeat them.
     prompt: KnownPrompt | None = None
 
     @property
     def error_dialect(self) -> ErrorDialect:
         """The client's dialect."""
         return self.translation or self.dialect
-
-    @property
-    def stream_format(self) -> StreamFormat:
-        """The format of a stream to the client that is not the engine's own."""
-        renderer = self.view.renderer
-        return EVENT_STREAM if renderer is None else renderer.stream_format
 
     def error_events(self, body: bytes) -> bytes:
         """Return an error event for a stream that has begun, in the client's dialect; `body` is the error's JSON body."""

@@ -22,48 +22,39 @@ from proxy.protocols.engines.base import Engine, StripRules
 from proxy.protocols.lenient_json import read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.repeated_events import RepeatedEvents
-from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser
+from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
 
-MALFORMED: Final = (
-    TypeError,
-    KeyError,
-    AttributeError,
-    IndexError,
-    ValueError,
-    RecursionError,
-)  # raised by JSON of an unexpected shape
+# Raised by JSON of an unexpected shape.
+MALFORMED: Final = (TypeError, KeyError, AttributeError, IndexError, ValueError, RecursionError)
 _NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
 _CUT: Final = "the engine's response ended without its terminal event"
 ABANDONED_BYTES: Final = 2**18  # of an incomplete body or event that is not parsed
-_SHORT_EVENT: Final = (
-    1024  # bytes; a shorter incomplete event may be searched again, the lists of a shorter event are not parsed apart
-)
+# Bytes: a shorter incomplete event may be searched again, and the lists of a shorter event are not parsed apart.
+_SHORT_EVENT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ClientView:
-    """What the client receives: the dialect, the engine, what is stripped, how many choices are expected.
-
-    `choices` is None if the body does not determine it; `model` is the name that the client requested, if it was replaced.
-    `replay`: the client requested a stream, and the engine did not; `usage`: with usage in it. `is_counted`: the stream was
-    requested with usage; `are_choices_counted`: with usage in each event. `tokens`: the token annotations
-    that the client requested, for whole responses only. `translation` and `renderer`: the client's dialect and this response in
-    it, if the call is translated to chat.
-    """
+    """What the client receives."""
 
     dialect: Dialect
     engine: Engine
     strip_rules: StripRules
-    choices: int | None
-    model: str | None = None
-    replay: bool = False
-    usage: bool = False
-    is_counted: bool = False
-    are_choices_counted: bool = False
-    tokens: TokenAnnotations | None = None
-    translation: Translator | None = None
-    renderer: ResponseRenderer | None = None
+    choices: int | None  # how many are expected; None if the body does not determine it
+    model: str | None = None  # the name that the client requested, if it was replaced
+    replay: bool = False  # the client requested a stream, which is not sent as one
+    usage: bool = False  # and with usage in it
+    is_counted: bool = False  # the stream was requested with usage
+    are_choices_counted: bool = False  # and with usage in each event
+    tokens: TokenAnnotations | None = None  # that the client requested, for whole responses only
+    translation: Translator | None = None  # the client's dialect, if the call is translated to chat
+    renderer: ResponseRenderer | None = None  # and this response in it
+
+    @property
+    def stream_format(self) -> StreamFormat:
+        """The format of a stream to the client that is not the engine's own."""
+        return EVENT_STREAM if self.renderer is None else self.renderer.stream_format
 
     @property
     def hides_lists(self) -> bool:
@@ -83,38 +74,27 @@ class ClientView:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """A parsed response.
+    """A parsed response."""
 
-    `response` is the unstreamed or accumulated response, with injected values; None if there was none. `shown` is what the
-    client receives of it in the engine's dialect; None if that cannot be determined. `ended`: the terminal event, or the whole
-    body, arrived. `error` is the engine's error as text. `problems` are fidelity codes. `status` replaces the engine's.
-    """
-
-    response: Json | None
-    ended: bool
-    shown: Json | None = None
-    error: str | None = None
+    response: Json | None  # unstreamed or accumulated, with injected values; None if there was none
+    ended: bool  # the terminal event, or the whole body, arrived
+    shown: Json | None = None  # what the client receives in the engine's dialect; None if it cannot be determined
+    error: str | None = None  # of the engine, as text
     problems: tuple[str, ...] = ()
-    status: int | None = None
+    status: int | None = None  # replaces the engine's
 
 
 class ResponseStream(Protocol):
-    """One response of an engine, in one framing.
+    """One response of an engine, in one framing."""
 
-    `content_type` is for the client's response; None: the engine's. `prompt`: the prompt ids, with which the next call of
-    the rollout may begin, if they were parsed apart (`number_lists`).
-    Of a stream: `is_over`: its terminal event arrived, so the response is complete even if the connection is lost afterwards.
-    `pending`: the size of the incomplete event in bytes; the next feed may parse all of it. `is_cumulative`: each event
-    replaces the one before it, so that only the last one is kept. `forces_usage`: whether the server writes usage to each event
-    even if it is not requested; None: not yet known.
-    """
-
-    content_type: str | None
-    prompt: KnownPrompt | None
-    is_over: bool
-    pending: int
-    is_cumulative: bool
-    forces_usage: bool | None
+    content_type: str | None = None  # of the client's response; None: the engine's
+    # The prompt ids, with which the next call of the rollout may begin, if they were parsed apart (`number_lists`).
+    prompt: KnownPrompt | None = None
+    # Of a stream:
+    is_over: bool = False  # its terminal event arrived: it is complete even if the connection is lost
+    pending: int = 0  # the size of the incomplete event in bytes; the next feed may parse all of it
+    is_cumulative: bool = False  # each event replaces the one before it, so that only the last one is kept
+    forces_usage: bool | None = None  # the server writes usage to each event without a request; None: not yet known
 
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
@@ -143,15 +123,14 @@ class _Usage:
 
     With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` to the usage event, and without it to each
     event with a finish reason. If it was injected, these events wait for the usage event to restore the field.
-    `is_forced`: usage comes beside a choice where it was not requested (--enable-force-include-usage), and is not stripped.
-    `is_announced`: a usage event must follow.
     """
 
     def __init__(self, view: ClientView) -> None:
         self._view = view
         self.rules = view.strip_rules
+        # Usage comes beside a choice where it was not requested (--enable-force-include-usage), and is not stripped.
         self.is_forced: bool | None = None
-        self.is_announced = False
+        self.is_announced = False  # a usage event must follow
         self.total: Any = None  # of all choices
         self._moved: Json = {}  # fields of the finish that are on the usage event
 
@@ -170,7 +149,6 @@ class _Usage:
             self.rules = replace(rules, usage=False)
 
     def restored(self, finish: _Finish, problems: set[str]) -> bytes:
-        """Return a finish event with the fields that it lacks."""
         event, shown = finish.event, {**self._moved, **finish.shown}
         if finish.is_unchanged and len(shown) == len(finish.shown):
             return event.raw
@@ -182,36 +160,29 @@ class _Usage:
             return event.raw
 
 
-class StreamResponse:
+class StreamResponse(ResponseStream):
     """A stream of events, forwarded as they arrive up to the end of the turn."""
 
     def __init__(self, view: ClientView, max_event_bytes: int | None = None, prompt: KnownPrompt | None = None) -> None:
         self._view = view
-        stream_format = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
-        self.content_type = None if stream_format is EVENT_STREAM else stream_format.content_type
+        if view.renderer is not None and view.stream_format is not EVENT_STREAM:
+            self.content_type = view.stream_format.content_type
         self._known = prompt  # of the rollout's previous call
-        self.prompt: KnownPrompt | None = None
         self._is_prompt_apart: bool | None = None  # whether prompt ids are parsed apart; the first ones decide
         self._parser = EventParser(max_event_bytes or MAX_EVENT_BYTES)
-        self.pending = 0  # the size of the incomplete event in bytes
         accumulator = self._accumulator = view.dialect.accumulator()
-        self._repeated: RepeatedEvents | None = (
-            None  # what the client receives must not depend on the text, or on earlier events
-        )
+        # What the client receives must not depend on the text, or on earlier events.
         is_kept = view.renderer is None and not view.strip_rules.reasoning
-        if is_kept and isinstance(accumulator, ChatAccumulator):
-            self._repeated = RepeatedEvents(accumulator)
+        repeats = is_kept and isinstance(accumulator, ChatAccumulator)
+        self._repeated = RepeatedEvents(accumulator) if repeats else None  # type: ignore[arg-type]
         self._usage = _Usage(view)
         self._held: list[bytes | _Finish] = []
         self._holding = False
-        self.is_over = False  # its terminal event arrived
         self.is_cumulative = accumulator.is_cumulative
-        self.forces_usage: bool | None = None
         self._error: str | None = None
         self._problems = accumulator.problems
 
     def feed(self, read: bytes) -> bytes:
-        """Forward complete events, until the end of the turn begins."""
         shown: list[bytes] = []
         repeated, pending, at = self._repeated, self._parser.rest, 0
         if repeated is not None and repeated.shape is not None and 0 < len(pending) < _SHORT_EVENT and b"\n" in read:
@@ -241,7 +212,6 @@ class StreamResponse:
                 shown.append(text)
 
     def abandon(self) -> None:
-        """Forget a long incomplete event."""
         if self.pending > ABANDONED_BYTES:
             self._parser.rest.clear()
 
@@ -328,7 +298,6 @@ class StreamResponse:
         return self._written(event, chunk, shown, loosely=loosely)
 
     def _written(self, event: Event, chunk: Json, shown: Json | None, *, loosely: bool) -> bytes:
-        """Return the bytes of an event for the client."""
         if shown is chunk:
             text = event.raw
         elif shown is None:

@@ -12,8 +12,7 @@ from proxy.protocols.engines.base import Engine, StreamShape
 from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists, repeats
-from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse
-from proxy.protocols.sse import EVENT_STREAM
+from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse, ResponseStream
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
 DONE: Final = b"data: [DONE]\n\n"
@@ -23,12 +22,8 @@ _THOUGHTS: Final = ("reasoning_content", "reasoning")
 _UNSTREAMED: Final = frozenset({"index", "message", "logprobs", "finish_reason", "prompt_logprobs", "routed_experts"})
 
 
-class Withheld:
+class Withheld(ResponseStream):
     """A body that is withheld until it is complete and its step is stored."""
-
-    is_over = is_cumulative = False
-    pending = 0
-    forces_usage: bool | None = None
 
     def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
         self._view = view
@@ -38,7 +33,6 @@ class Withheld:
         self._repeated = 0  # where the known prompt ends
 
     def feed(self, read: bytes) -> bytes:
-        """Withhold the bytes."""
         self._reads.append(read)
         return b""
 
@@ -56,7 +50,6 @@ class Withheld:
         return 2 * len(body) + weight + most_weight(body[self._repeated :])
 
     def abandon(self) -> None:
-        """Forget a long incomplete body."""
         if sum(map(len, self._reads)) > ABANDONED_BYTES:
             self._reads.clear()
 
@@ -139,8 +132,7 @@ class SyntheticStreamResponse(WholeResponse):
 
     def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
         super().__init__(view, prompt)
-        stream_format = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
-        self.content_type = stream_format.content_type
+        self.content_type = view.stream_format.content_type
 
     def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         view = self._view
@@ -190,28 +182,25 @@ def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> 
     head = {key: kind if key == "object" else value for key, value in response.items() if key in shape.head}
     last = {key: response[key] for key in shape.last if key in response}
     choice_events = _chat_choice if dialect == "chat" else _text_choice
+    no_usage_yet = {"usage": None} if shape.no_usage_yet else {}
     events_so_far = [
         {**head, "choices": [choice], **first}
         for whole in sorted(response["choices"], key=lambda choice: choice["index"])
         for choice, first in choice_events(shape, whole, response)
     ]
     events_so_far += [
-        {**head, "choices": [], **_no_usage_yet(shape), key: response[key]}
+        {**head, "choices": [], **no_usage_yet, key: response[key]}
         for key in shape.alone
         if response.get(key) is not None
     ]
     if usage:
-        events_so_far.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
+        counts = response.get("usage")
+        if not shape.null_usage and isinstance(counts, dict):
+            counts = {key: value for key, value in counts.items() if value is not None}
+        events_so_far.append({**head, "choices": [], "usage": counts})
     if events_so_far:
         events_so_far[-1] |= last
     yield from events_so_far
-
-
-def _usage(shape: StreamShape, usage: Any) -> Any:
-    """Return usage in the format of streams."""
-    if shape.null_usage or not isinstance(usage, dict):
-        return usage
-    return {key: value for key, value in usage.items() if value is not None}
 
 
 def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tuple[Json, Json]]:
@@ -224,7 +213,7 @@ def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tu
         choice = _choice(shape, whole, delta, early=True)
         if logprobs is not None:
             choice["logprobs"] = logprobs
-        yield {**choice, **early}, _no_usage_yet(shape) if "tool_calls" in delta else {}
+        yield {**choice, **early}, {"usage": None} if shape.no_usage_yet and "tool_calls" in delta else {}
         logprobs, early = None, dict.fromkeys(early)
     finish = _choice(shape, whole, dict(shape.delta), early=False)
     if logprobs is not None:  # tokens without text
@@ -269,11 +258,7 @@ def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
 def _text_choice(shape: StreamShape, whole: Json, _response: Json) -> Iterator[tuple[Json, Json]]:
     """Yield a choice of completions as one event, as engines do for several tokens at once."""
     choice = {key: value for key, value in whole.items() if key not in {"prompt_logprobs", "routed_experts"}}
-    yield choice, _no_usage_yet(shape)
-
-
-def _no_usage_yet(shape: StreamShape) -> Json:
-    return {"usage": None} if shape.no_usage_yet else {}
+    yield choice, {"usage": None} if shape.no_usage_yet else {}
 
 
 def _event(chunk: Json, *, loosely: bool) -> bytes:

@@ -128,7 +128,8 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
 
 def frame(schema: int, packed: bytes) -> bytes:
     """Return the record of a compressed payload."""
-    return b"".join((_MAGIC, bytes([schema]), _checksum(schema, packed), packed))
+    checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
+    return b"".join((_MAGIC, bytes([schema]), checksum, packed))
 
 
 def make_record(schema: int, payload: bytes, writer: BlockWriter) -> Record:
@@ -145,7 +146,7 @@ def open_frame(record: bytes) -> tuple[int, bytes]:
     if schema != SCHEMA:
         writer = "a version before 0.1.0 wrote it" if schema < SCHEMA else "use a newer version"
         raise UnreadableRecord(f"record schema {schema} is not supported: this version reads schema {SCHEMA}; {writer}")
-    if record[3:_HEADER] != _checksum(schema, packed):
+    if record != frame(schema, packed):
         raise UnreadableRecord("the record is damaged: checksum mismatch")
     return schema, packed
 
@@ -161,10 +162,6 @@ def split_payload(raw: bytes) -> tuple[list[bytes], int]:
         raise ValueError("missing bytes")
     ends = list(accumulate(_LENGTHS.unpack_from(raw), initial=_LENGTHS.size))
     return [raw[start:end] for start, end in pairwise(ends)], ends[-1]
-
-
-def _checksum(schema: int, packed: bytes) -> bytes:
-    return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
 
 
 def _choice_heads(choices: tuple[Choice, ...]) -> tuple[list[dict[str, Any]], bool]:
@@ -204,16 +201,19 @@ def write_chains(
     Raises TypeError for what orjson cannot write.
     """
     images = data_in(sent_messages(request, sent)) if has_images else {}
-    writer.write_images(images)
-    cut = [blocks.cut(to_little_endian(prompt)) for prompt in prompts]
-    ends = [{"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)} for units, tail in cut]
-    chains = {}
+    if images:
+        writer.write_images(images)
+    chains, ends, tails = {}, [], []
+    for prompt in prompts:
+        units, tail = blocks.cut(to_little_endian(prompt))
+        ends.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
+        tails.append(tail)
     rest, chains["request"] = _chain_fields(request, prompts, writer, images)
     changes = dict(sent)
     if isinstance(changes.get("set"), dict):
         changes["set"], chains["sent"] = _chain_fields(changes["set"], prompts, writer, images)
     texts = orjson.dumps(rest), orjson.dumps(changes)
-    return texts, {"prompts": ends, "chains": chains}, [tail for _, tail in cut]
+    return texts, {"prompts": ends, "chains": chains}, tails
 
 
 def _chain_fields(

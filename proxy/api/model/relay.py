@@ -75,7 +75,7 @@ class ClientStream:
         plan = self._call.plan
         self.status = status
         body_type = content_type or headers.get("Content-Type", "")
-        self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.stream_format.content_type
+        self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.view.stream_format.content_type
         if self._stream is None:
             self.is_stream = self._is_stream
         shown = [*downstream(headers.items()), (ROLLOUT_HEADER, plan.rollout_id), (STEP_HEADER, plan.step_id)]
@@ -85,7 +85,7 @@ class ClientStream:
 
     async def keep_alive(self) -> None:
         """Write to a stream that waits for its engine what has no meaning in it; the first time with the head (status 200)."""
-        stream_format = self._call.plan.stream_format
+        stream_format = self._call.plan.view.stream_format
         if self._stream is None:
             self.set_head(200, {}, content_type=stream_format.content_type)
             self.only_keepalives_sent = True

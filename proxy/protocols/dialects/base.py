@@ -90,9 +90,7 @@ class TranslationOptions:
     thought: str = "reasoning"  # the field of a chat message with the reasoning text
     system_joint: str = ""  # between the system texts of Messages
     merges_systems: bool = False  # the engine moves system turns between others to the beginning
-    has_developers: bool = (
-        False  # its chat accepts developer messages, and merges them into a system message if necessary
-    )
+    has_developers: bool = False  # its chat accepts developer messages, merged into a system message if necessary
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,10 +144,7 @@ class Tokens:
     choices: tuple[Sampled, ...]
     problems: tuple[str, ...] = ()  # that only this engine can detect
     notes: Mapping[str, Any] = field(default_factory=dict)  # recorded with the step (such as retractions)
-    logprobs_mode: str | None = None  # replaces the mode that follows from the request
-    constrained: bool | None = (
-        None  # whether the logprobs include a constraint, in place of what follows from the request
-    )
+    sampling: Mapping[str, Any] | None = None  # recorded parameters that the response determines, not the request
 
 
 @dataclass(frozen=True, slots=True)

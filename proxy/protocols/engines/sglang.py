@@ -359,8 +359,9 @@ class Sglang(Engine):
         counts = [(choice.get("meta_info") or {}).get("cached_tokens") for choice in firsts]
         if cached := sum([count for count in counts if type(count) is int and count > 0]):
             notes[CACHED_TOKENS] = cached
-        mode = "processed_logprobs" if any(_masked_logprobs(choice.get("meta_info")) for choice in choices) else None
-        return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes, mode)
+        are_masked = any(_masked_logprobs(choice.get("meta_info")) for choice in choices)
+        sampling = {"logprobs_mode": "processed_logprobs"} if are_masked else None
+        return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes, sampling)
 
 
 def _check_ids(dialect: DialectName, body: Mapping[str, Any], traits: Traits) -> None:

@@ -355,7 +355,8 @@ class Vllm(Engine):
             return Tokens(prompt, tuple(sampled), problems)
         sent = sent if isinstance(sent := body.get("sampling_params"), dict) else {}
         is_constrained = has_grammar(sent, _GRAMMARS) or changes_distribution(sent, BIASES)
-        return Tokens(prompt, tuple(sampled), problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
+        sampling = {"logprobs_mode": "processed_logprobs", "constrained": is_constrained}
+        return Tokens(prompt, tuple(sampled), problems, sampling=sampling)
 
 
 def has_prompt_field(described: Any) -> bool:

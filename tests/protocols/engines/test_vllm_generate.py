@@ -206,9 +206,9 @@ def test_logprobs_over_a_mask_are_constrained_by_what_changes_the_logits_of_its_
     """They can be scored again unless penalties, biases or a grammar were applied."""
     read = tokens({"choices": [{"index": 0, "token_ids": [1], "sampling_mask": [[1, 2]]}]}, sampling)
 
-    assert ("processed_logprobs", is_constrained) == (read.logprobs_mode, read.constrained)
+    assert {"logprobs_mode": "processed_logprobs", "constrained": is_constrained} == read.sampling
     without = tokens({"choices": [{"index": 0, "token_ids": [1]}]}, sampling)
-    assert (None, None) == (without.logprobs_mode, without.constrained)
+    assert None is without.sampling
 
 
 @pytest.mark.parametrize("choice", [{}, {"index": True}, {"index": 0, "weight_versions": [{}]}, 7])
