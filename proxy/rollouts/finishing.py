@@ -63,10 +63,11 @@ from storage.types import StoredEntity, Timer
 
 FAILED: Final = ("failed", "aborted")  # statuses after which a member is replaced
 _SETTLE_AGAIN_S: Final = 5.0
-_INTERVALS_S: Final = (0.75, 1.0)  # between sweeps, drawn so that processes take turns
+_INTERVALS_S: Final = (0.75, 1.0)  # between sweeps, of one process at a time
+_WAITS: Final = 4  # intervals of the other processes
 _AFTER_FAILURE_S: Final = 5.0  # processes with calls in flight touch their rollouts first
 _LEASE_MS: Final = 10_000  # of a claimed timer
-_TIMERS_PER_CLAIM: Final = 8  # for each of the store's sixteen parts
+_TIMERS_PER_CLAIM: Final = 128  # of all buckets of the store
 _FINISHES_AT_ONCE: Final = 32
 
 Versions: TypeAlias = set[tuple[int, str | None]]  # that sampled tokens, with their epochs
@@ -380,10 +381,11 @@ class Deadlines(BackgroundWork):
 
     async def sweep(self) -> None:
         """Look at each rollout with an expired timer. Raises StorageError."""
+        limit = max(1, _TIMERS_PER_CLAIM // len(self._finisher.store.layout.buckets))
         while True:
             now_ms = self._finisher.clock.now_ms()
             until_ms = now_ms + _LEASE_MS
-            timers = await self._finisher.store.timers.claim(_TIMERS_PER_CLAIM, now_ms=now_ms, until_ms=until_ms)
+            timers = await self._finisher.store.timers.claim(limit, now_ms=now_ms, until_ms=until_ms)
             if not timers:
                 return
             for start in range(0, len(timers), _FINISHES_AT_ONCE):
@@ -430,11 +432,21 @@ class Deadlines(BackgroundWork):
             return None
         return None if rollout.is_finished else rollout.next_look_ms(now_ms)
 
+    async def _has_turn(self) -> bool:
+        """Return whether this process sweeps now, as the only one unless the first bucket is unreachable."""
+        try:
+            return await self._finisher.store.timers.has_turn(max(1, int(_INTERVALS_S[0] * 900)))
+        except StorageError:
+            return True
+
     async def _run(self) -> None:
+        intervals = 1
         while True:
-            await asyncio.sleep(self._random.uniform(*_INTERVALS_S))
+            await asyncio.sleep(intervals * self._random.uniform(*_INTERVALS_S))
             try:
-                await self.sweep()
+                intervals = 1 if await self._has_turn() else _WAITS
+                if intervals == 1:
+                    await self.sweep()
             except StorageError as error:
                 self._finisher.metrics.store_operation_failures.labels("deadlines").inc()
                 LOG.warning("Deadlines of rollouts not checked: %s", error)

@@ -15,6 +15,7 @@ Keys of a bucket:
     {prefix}:{B}:notices        hash   announcements: NAME -> bytes, number:NAME -> integer; the same in each bucket
     {prefix}:{B}:beats          hash   heartbeats: NAME -> Unix ms at which it expires (15 digits) + bytes; first bucket only
     {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
+    {prefix}:{B}:turn           string exists while a process looks at expired timers; first bucket only
     {prefix}:{B}:deleted        zset   incarnation of a deleted rollout -> Unix ms at which it is removed; only with a TTL
     {prefix}:{B}:cache          hash   name -> Unix ms at which the value expires (15 digits) + bytes
     {prefix}:{B}:cache-expiry   zset   the same names -> Unix ms; {prefix}:{B}:cache-bytes has the size of all values
@@ -73,6 +74,7 @@ class Bucket(NamedTuple):
     announcements: bytes
     heartbeats: bytes
     timers: bytes
+    turn: bytes
     deleted: bytes
     cache: tuple[bytes, bytes, bytes]  # the cached values, their expiry times, their size
 
@@ -161,6 +163,7 @@ def _bucket(prefix: str) -> Bucket:
         announcements=start + b"notices",
         heartbeats=start + b"beats",
         timers=start + b"timers",
+        turn=start + b"turn",
         deleted=start + b"deleted",
         cache=(start + b"cache", start + b"cache-expiry", start + b"cache-bytes"),
     )

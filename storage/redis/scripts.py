@@ -97,6 +97,7 @@ CACHE_PUT: Final = _load("cache_put")
 
 TIMERS_CLAIM: Final = _load("timers_claim")
 TIMERS_MOVE: Final = _load("timers_move")
+TIMERS_TURN: Final = _load("timers_turn")
 
 ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_enqueue")
 QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_consumers", "queue_move")

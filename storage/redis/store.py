@@ -184,6 +184,10 @@ class Timers:
     def __repr__(self) -> str:
         return f"<Timers under {self._layout.prefix}>"
 
+    async def has_turn(self, turn_ms: int) -> bool:
+        """Return whether this process is the one that claims now: all others get False for this time."""
+        return bool(await self._run(scripts.TIMERS_TURN, [self._layout.buckets[0].turn], (turn_ms,)))
+
     async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
         """Return timers that have expired, and set each to `until_ms`, so that no other claim returns it before.
 

@@ -15,6 +15,7 @@ from proxy.rollouts.rollout import write_fields
 from storage.errors import StoreUnreachable
 
 LEASE_MS = 10_000
+TIMEOUT_S = 50
 
 
 @pytest.fixture
@@ -107,6 +108,35 @@ async def test_a_finish_removes_the_timer(store, processes):
 
 async def unreachable(*_, **__):
     raise StoreUnreachable("the test took the store away")
+
+
+async def test_only_the_process_that_has_the_turn_sweeps(store, processes, clock, monkeypatch):
+    """The others ask again later, and sweep all the same while they cannot ask."""
+    monkeypatch.setattr("proxy.rollouts.finishing._INTERVALS_S", (0.001, 0.002))
+    await open_rollout(store, "r1", deadline_s=1)
+    clock.ms = 9000
+    events = [False, False, StoreUnreachable("down")]
+    claim = store.timers.claim
+
+    async def has_turn(_turn_ms):
+        turn = events.pop(0) if events else False
+        if isinstance(turn, StoreUnreachable):
+            raise turn
+        return turn
+
+    async def claimed(*arguments, **named):
+        assert not events, "it swept without a turn"
+        return await claim(*arguments, **named)
+
+    monkeypatch.setattr(store.timers, "has_turn", has_turn)
+    monkeypatch.setattr(store.timers, "claim", claimed)
+    processes[0].deadlines.start()
+    async with asyncio.timeout(TIMEOUT_S):
+        while not processes[0].counted:
+            await asyncio.sleep(0.002)
+    await processes[0].deadlines.close()
+
+    assert ("aborted", "deadline", 9000) == await ending(store)
 
 
 async def test_timers_of_rollouts_that_are_gone_or_have_no_deadline_are_removed(store, processes, clock):

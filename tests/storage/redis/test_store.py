@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter, OrderedDict
+from functools import partial
 from secrets import token_hex
 
 import pytest
@@ -485,6 +486,15 @@ async def test_timers_are_a_map_of_incarnations_to_times(on_redis, command, oper
             await on_redis.timers.move({timer: values[1]}, from_ms=values[2])
 
     assert expected == await times(on_redis)
+
+
+async def test_one_caller_has_the_turn_at_a_time(store, until):
+    """It ends by itself, so that another one has it if the caller died."""
+    turns = await asyncio.gather(*(store.timers.has_turn(100) for _ in range(20)))
+    await until(partial(store.timers.has_turn, 10**6))
+
+    assert 1 == sum(turns)
+    assert not await store.timers.has_turn(1)
 
 
 async def test_parts_that_fail_do_not_hide_the_timers_of_others():
