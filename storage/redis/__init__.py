@@ -2,6 +2,7 @@
 
     store          rollouts, with their timers, listing, announcements, reservations, notifications and cache
     queue          the queues of groups
+    changes        notifications about changes
     keys           all keys, with their types and lifetimes
     scripts        the Lua scripts (`lua/`)
     cluster        the primaries of a cluster and their slots

@@ -113,6 +113,15 @@ class Cluster:
         await asyncio.gather(*(send_to(owner, numbers) for owner, numbers in owners.items()))
         return found
 
+    async def divide(self, keys: Sequence[bytes]) -> list[tuple[Connections, list[bytes]]]:
+        """Return the primaries that have these keys, each with its keys; keys of slots without a primary are absent."""
+        await self.all()
+        owners: defaultdict[HostPort, list[bytes]] = defaultdict(list)
+        for key in keys:
+            if (owner := self._owners[key_slot(key)]) is not None:
+                owners[owner].append(key)
+        return [(self._server(owner), own) for owner, own in owners.items()]
+
     async def all(self) -> list[Connections]:
         """Return all primaries."""
         if self._refreshes == 0:

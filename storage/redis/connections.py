@@ -99,6 +99,10 @@ class Servers(Protocol):
         """
         ...
 
+    async def divide(self, keys: Sequence[bytes]) -> "list[tuple[Connections, list[bytes]]]":
+        """Return the servers that have these keys, each with its keys; keys without a server are absent."""
+        ...
+
     async def all(self) -> "list[Connections]":
         """Return all servers that accept writes."""
         ...
@@ -200,6 +204,10 @@ class Connections:
         own, common = iter(replies), replies[len(commands) :]
         return [[*islice(own, len(sent)), *common] for _, sent in requests]
 
+    async def divide(self, keys: Sequence[bytes]) -> "list[tuple[Connections, list[bytes]]]":
+        """Return the server itself, with all keys."""
+        return [(self, list(keys))]
+
     async def all(self) -> "list[Connections]":
         """Return the server itself: it is not a cluster."""
         return [self]
@@ -210,14 +218,16 @@ class Connections:
     ) -> AsyncIterator[AsyncIterator[bytes | None]]:
         """Subscribe on a dedicated connection. Iterates over messages, with None whenever none was received for this long.
 
-        Raises `StoreUnreachable`, on entering or later, if the server cannot be reached or does not respond to a PING.
+        The channels are sharded ones of this server. Raises `StoreUnreachable`, on entering or later, if the server cannot be
+        reached, does not respond to a PING, or has a slot no longer.
         """
         connection = self._make()
         try:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await connection.connect()  # type: ignore[no-untyped-call]
-                    await connection.send_packed_command([_pack(("SUBSCRIBE", *channels))], check_health=False)
+                    commands = b"".join(_pack(("SSUBSCRIBE", channel)) for channel in channels)  # each of another slot
+                    await connection.send_packed_command([commands], check_health=False)
                     for _ in channels:
                         checked(await _read_reply(connection))
             except (RedisError, OSError) as error:
@@ -242,8 +252,10 @@ class Connections:
                     yield None
                     continue
                 was_pinged = False
-                if message[0] == b"message":
+                if message[0] == b"smessage":
                     yield message[2]
+                elif message[0] == b"sunsubscribe":
+                    raise RedisConnectionError("a slot was moved to another server")
         except (RedisError, OSError) as error:
             raise translated(error, self.address, idle_timeout_s) from error
 

@@ -8,12 +8,10 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from secrets import token_hex
 from typing import Any, Final
-from urllib.parse import unquote
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -23,10 +21,10 @@ from storage.errors import (
     RolloutDeleted,
     RolloutExpired,
     StorageError,
-    StoreUnreachable,
 )
 from storage.options import StoreOptions
 from storage.redis import scripts
+from storage.redis.changes import Changes
 from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers
 from storage.redis.keys import AGE_DIGITS, Layout, RolloutKeys, decoded_name
 from storage.redis.queue import Queue
@@ -45,7 +43,6 @@ from storage.redis.server_info import fetch_info, summarize
 from storage.types import (
     Announcement,
     Appended,
-    Change,
     FullRollout,
     Page,
     Reservation,
@@ -232,43 +229,6 @@ def _timer(member: bytes) -> Timer | None:
     name, _, incarnation = member.partition(b" ")
     rollout = decoded_name(name)
     return Timer(rollout, incarnation.decode()) if rollout is not None and incarnation.isalnum() else None
-
-
-_IDLE_TIMEOUT_S: Final = 10.0
-
-
-class Changes:
-    """Notifications about changes of rollouts, made by any process. They are not stored."""
-
-    def __init__(self, servers: Servers, layout: Layout) -> None:
-        self._servers = servers
-        self._channels = [bucket.listing for bucket in layout.buckets]
-
-    @asynccontextmanager
-    async def subscribe(self) -> AsyncIterator[AsyncIterator[Change | None]]:
-        """Iterate over the changes after the context was entered, in order for each rollout, without end.
-
-        None means that nothing was received for some seconds and that the store still responds. Raises `StoreUnreachable` if
-        it does not, on entering or later. Changes made while not subscribed are lost: read the rollouts after subscribing
-        again.
-        """
-        async with AsyncExitStack() as stack:
-            messages = await self._subscribe(stack)
-            yield (None if message is None else decode_change(message) async for message in messages)
-
-    async def _subscribe(self, stack: AsyncExitStack) -> AsyncIterator[bytes | None]:
-        *others, last = await self._servers.all()
-        for server in others:
-            with suppress(StoreUnreachable):
-                return await stack.enter_async_context(server.subscribe(self._channels, _IDLE_TIMEOUT_S))
-        return await stack.enter_async_context(last.subscribe(self._channels, _IDLE_TIMEOUT_S))
-
-
-def decode_change(message: bytes) -> Change:
-    """Decode a message: the encoded name of a rollout, followed by position and name if a record was appended."""
-    name, *record = message.decode("utf-8", "surrogatepass").split(" ", 2)
-    rollout = unquote(name, errors="surrogatepass")
-    return Change(rollout, int(record[0]), record[1]) if record else Change(rollout)
 
 
 class Cache:

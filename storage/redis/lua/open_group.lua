@@ -16,7 +16,7 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
         for i = first + 1, first + 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
       end
       if first > 0 and ARGV[4] ~= '' then redis.call('ZADD', KEYS[#KEYS], ARGV[4], name .. ' ' .. incarnation) end
-      redis.pcall('PUBLISH', KEYS[first + 6], name)
+      redis.pcall('SPUBLISH', KEYS[first + 6], name)
     end
     at = at + 3 + 2 * fields
   end

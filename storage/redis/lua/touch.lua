@@ -16,5 +16,5 @@ local function touch()
   renew()
 end
 local function publish(record)
-  redis.pcall('PUBLISH', KEYS[6], ARGV[1] .. record)
+  redis.pcall('SPUBLISH', KEYS[6], ARGV[1] .. record)
 end

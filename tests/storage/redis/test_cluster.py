@@ -1,6 +1,8 @@
 """A store on a cluster: distribution, redirections and dead servers."""
 
 import asyncio
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from redis.crc import key_slot
@@ -119,6 +121,66 @@ async def test_a_slot_in_migration_is_handled(store, cluster_servers):
     assert target[0].port == store._servers._owners[slot][1]
 
 
+def move_empty_slot(cluster_servers, slot, source_port):
+    """Give a slot to another primary."""
+    with ExitStack() as stack:
+        clients = {server.port: stack.enter_context(server.client) for server in cluster_servers}
+        target = next(client for port, client in clients.items() if port != source_port)
+        node = target.execute_command("CLUSTER", "MYID").decode()
+        for client in (target, *clients.values()):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", node)
+
+
+async def test_a_subscription_ends_when_a_slot_moves(store, cluster_servers):
+    """Changes may have been missed; a new one has the changes of the slot's new primary."""
+    slot = key_slot(store.layout.rollout("r").rollout)
+    async with store.changes.subscribe() as changes:
+        move_empty_slot(cluster_servers, slot, store._servers._owners[slot][1])
+        async with asyncio.timeout(50):
+            with pytest.raises(StoreUnreachable, match="may have been missed"):
+                [change async for change in changes]
+    async with store.changes.subscribe() as changes:
+        await store.open("r", {}, now_ms=1)
+        async with asyncio.timeout(50):
+            assert "r" == (await next_change(changes)).rollout
+
+
+async def test_a_subscription_continues_while_a_primary_is_dead(store, cluster_servers, until):
+    """It has the changes of the others, and ends when the primary is back."""
+    victim, slots = cluster_servers[1], store._servers._owners
+    owners = {name: slots[key_slot(store.layout.rollout(name).rollout)][1] for name in map(str, range(100))}
+    lost = next(name for name, port in owners.items() if port == victim.port)
+    kept = next(name for name, port in owners.items() if port != victim.port)
+    async with store.changes.subscribe() as first:
+        victim.stop()
+        try:
+            async with asyncio.timeout(50), store.changes.subscribe() as second:
+                await store.open(kept, {}, now_ms=1)
+                received = [(await next_change(changes)).rollout for changes in (first, second)]
+        finally:
+            victim.start()
+        await until(partial(can_open, store, lost))
+        async with asyncio.timeout(50):
+            with pytest.raises(StoreUnreachable, match="may have been missed"):
+                [change async for change in first]
+
+    assert [kept] * 2 == received
+
+
+async def can_open(store, name):
+    try:
+        await store.open(name, {}, now_ms=3)
+    except StoreUnreachable:
+        return False
+    return True
+
+
+async def next_change(changes):
+    while (change := await anext(changes)) is None:
+        pass
+    return change
+
+
 async def test_a_dead_primary_affects_only_its_own_rollouts(store, cluster_servers, until):
     """Its rollouts raise `StoreUnreachable` within the timeout until it is back; other rollouts are not affected."""
     victim = cluster_servers[2]
@@ -142,11 +204,4 @@ async def test_a_dead_primary_affects_only_its_own_rollouts(store, cluster_serve
     finally:
         victim.start()
 
-    async def is_back():
-        try:
-            await store.open(lost, {}, now_ms=3)
-        except StoreUnreachable:
-            return False
-        return True
-
-    await until(is_back)
+    await until(partial(can_open, store, lost))
