@@ -58,6 +58,11 @@ class FakeEngine:
 
         self.respond = respond
 
+    def answers(self, payload: object, status: int = 200) -> None:
+        """Answer with this JSON, or with these bytes in its place."""
+        body = payload if isinstance(payload, bytes) else orjson.dumps(payload)
+        self.plays(Cassette("", "", {}, body, status, "application/json"))
+
     def streams(self, reads: list[bytes], *, then: str, after: asyncio.Event | None = None) -> None:
         """Stream these reads, then `end`, `die` (break the connection) or `hang` until the client disconnects."""
 
@@ -111,7 +116,7 @@ def settings_for(engine_url: str | None, **sections) -> Settings:
 
 @asynccontextmanager
 async def proxying(
-    engine_url: str | None, store, *, clock: Clock | None = None, **sections
+    engine_url: str | None, store, /, *, clock: Clock | None = None, **sections
 ) -> AsyncIterator[RunningServer]:
     """Start a proxy in front of this engine."""
     async with running(settings_for(engine_url, **sections), store, clock) as served:
@@ -126,6 +131,11 @@ class FailingStore:
         self.failing: set[str] = set()
         self.waiting: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {}
+
+    def pauses(self, verb: str) -> tuple[asyncio.Event, asyncio.Event]:
+        """Let an operation wait: return the events that it is reached, and that it may proceed."""
+        self.reached[verb], self.waiting[verb] = asyncio.Event(), asyncio.Event()
+        return self.reached[verb], self.waiting[verb]
 
     def __getattr__(self, verb: str):
         real = getattr(self._store, verb)

@@ -1,13 +1,24 @@
 """A session with a proxy: what agents and trainers request of it, in one line each."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from tests.support.fakes import settings_for
+from tests.support.fakes import FakeEngine, proxying, settings_for
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
+from proxy.trajectory.step import Step
+
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat_path(rollout: str) -> str:
+    return f"/rollouts/{rollout}/v1/chat/completions"
 
 
 @pytest.fixture
@@ -34,7 +45,7 @@ async def proxy(store, sections, engine_options):
 
 
 class Session:
-    """A client of both APIs. `get`, `post`, `put`, `patch`, `delete` return `status`, `json`, `text` and `headers`."""
+    """A client of both APIs. `get`, `post`, `put`, `patch`, `delete` return `status`, `json`, `text`, `kind` and `headers`."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http, self.url = http, url
@@ -43,7 +54,8 @@ class Session:
         async with self.http.request(method, self.url + path, headers=headers, **named) as response:
             text = await response.read()
             payload = await response.json() if text and response.content_type == "application/json" else None
-            return SimpleNamespace(status=response.status, json=payload, text=text, headers=response.headers)
+            kind = response.content_type
+            return SimpleNamespace(status=response.status, json=payload, text=text, kind=kind, headers=response.headers)
 
     async def get(self, path: str, **named):
         return await self.call("GET", path, **named)
@@ -125,6 +137,24 @@ class Session:
             messages.append({"role": "assistant", "content": reply.message["content"]})
             steps.append(reply.step_id)
         return steps
+
+
+@asynccontextmanager
+async def session_with(engine: FakeEngine | str | None, store, /, **sections) -> AsyncIterator[Session]:
+    """Yield a session with a proxy in front of this engine, or of the endpoints that the sections name."""
+    url = engine.url if isinstance(engine, FakeEngine) else engine
+    async with aiohttp.ClientSession() as http, proxying(url, store, **sections) as served:
+        yield Session(http, served.url)
+
+
+async def one_call(
+    engine: FakeEngine | str | None, store, /, body: object = BODY, path: str = CHAT, *, headers=None, **sections
+) -> tuple[SimpleNamespace, Step]:
+    """Make a call of rollout `r1` with a proxy of its own; return the response and the rollout's only step."""
+    async with session_with(engine, store, **sections) as session:
+        response = await session.post(path, body, headers=headers)
+    (step,) = await stored_steps(store, "r1")
+    return response, step
 
 
 def names_in(claimed, kind: str = "groups") -> list[str]:

@@ -11,8 +11,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from tests.support.fakes import FailingStore, fake_engine, proxying
+from tests.support.fakes import fake_engine, proxying
 from tests.support.recorded import load
+from tests.support.session import BODY, CHAT, chat_path, one_call, session_with
 from tests.support.stored import stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.api.model.relay import _end
@@ -20,38 +21,32 @@ from proxy.protocols.response import StreamResponse
 from proxy.telemetry.logs import LOG, JsonLines
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
-CHAT = "/rollouts/r1/v1/chat/completions"
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+BOTH = pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
 
 
 def events(stream: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
 
 
-async def wait_until_idle(http, url: str) -> None:
+EVENTS = events(STREAM.response)
+
+
+async def wait_until_idle(session) -> None:
     """Wait until no call is in flight: the proxy has noticed that its client disconnected."""
     async with asyncio.timeout(50):
-        while True:
-            async with http.get(url + "/metrics") as response:
-                if "tokentape_in_flight_calls 0.0" in await response.text():
-                    return
+        while b"tokentape_in_flight_calls 0.0" not in (await session.get("/metrics")).text:
+            pass
 
 
-async def test_an_unstreamed_call_returns_the_plain_response_and_records_the_ids(store, engine, http):
+async def test_an_unstreamed_call_returns_the_plain_response_and_records_the_ids(store, engine):
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        shown = await response.json()
+    response, step = await one_call(engine, store)
+    headers = (response.headers["X-Rollout-Id"], response.headers["X-Step-Id"])
 
-    (step,) = await stored_steps(store, "r1")
-    whole = orjson.loads(WHOLE.response)
-    assert (200, "r1", step.step_id) == (
-        response.status,
-        response.headers["X-Rollout-Id"],
-        response.headers["X-Step-Id"],
-    )
+    assert (200, "r1", step.step_id) == (response.status, *headers)
     assert "Content-Length" in response.headers
-    assert shown["prompt_token_ids"] is None
-    assert whole["choices"][0]["token_ids"] == step.choices[0].ids.tolist()
+    assert response.json["prompt_token_ids"] is None
+    assert orjson.loads(WHOLE.response)["choices"][0]["token_ids"] == step.choices[0].ids.tolist()
     assert (True, "complete", True) == (step.exact, step.status, step.delivered)
     assert {"return_token_ids": True, "logprobs": True} == step.sent["set"]
 
@@ -114,11 +109,9 @@ async def test_a_client_gets_comments_while_parallel_calls_are_held(store, engin
 
 async def test_events_of_a_stream_are_forwarded_as_they_arrive(store, engine, http):
     proceed = asyncio.Event()
-    engine.streams(events(STREAM.response)[:3], then="end", after=proceed)
+    engine.streams(EVENTS[:3], then="end", after=proceed)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        first = await response.content.readuntil(b"\n\n")
-        await response.content.readuntil(b"\n\n")
-        third = await response.content.readuntil(b"\n\n")
+        first, _, third = [await response.content.readuntil(b"\n\n") for _ in range(3)]
         proceed.set()
 
     assert b'"role":"assistant"' in first
@@ -127,46 +120,41 @@ async def test_events_of_a_stream_are_forwarded_as_they_arrive(store, engine, ht
 
 async def test_the_end_of_a_stream_is_sent_only_after_the_step_is_stored(store, engine, http):
     """Until then no byte shows that the turn is over."""
-    failing_store = FailingStore(store)
-    failing_store.waiting["append"] = asyncio.Event()
-    failing_store.reached["append"] = asyncio.Event()
+    reached, proceed = store.pauses("append")
     engine.plays(STREAM)
-    async with proxying(engine.url, failing_store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        await failing_store.reached["append"].wait()
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
+        await reached.wait()
         before = b""
         while b" port" not in before:
             before += await response.content.readany()
         assert b'"finish_reason":"' not in before
         assert b"[DONE]" not in before
-        failing_store.waiting["append"].set()
+        proceed.set()
         after = await response.content.read()
 
     assert b'"finish_reason":"length"' in after
     assert after.endswith(b"data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_response_does_not_end_properly_if_its_step_cannot_be_stored(store, engine, http, cassette):
+@BOTH
+async def test_a_response_does_not_end_properly_if_its_step_cannot_be_stored(store, engine, cassette):
     """An unstreamed call is 503; a stream breaks off."""
-    failing_store = FailingStore(store)
     engine.plays(cassette)
-    async with proxying(engine.url, failing_store) as served:
-        failing_store.failing.add("append")
-        async with http.post(served.url + CHAT, json=BODY) as response:
-            if cassette is WHOLE:
-                error = await response.json()
-                assert (503, "store_unavailable", "1") == (
-                    response.status, error["error"]["type"], response.headers["Retry-After"]
-                )  # fmt: skip
-            else:
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    await response.read()
+    async with session_with(engine, store) as session:
+        store.failing.add("append")
+        if cassette is WHOLE:
+            response = await session.post(CHAT, BODY)
+            assert (503, "store_unavailable") == (response.status, response.json["error"]["type"])
+            assert "1" == response.headers["Retry-After"]
+        else:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await session.post(CHAT, BODY)
     assert [] == await stored_steps(store, "r1")
 
 
 async def test_a_client_disconnect_during_a_stream_aborts_the_engines_request(store, engine, http):
     """The received part is recorded as a partial step, not delivered."""
-    engine.streams(events(STREAM.response)[:5], then="hang")
+    engine.streams(EVENTS[:5], then="hang")
     async with proxying(engine.url, store) as served:
         async with http.post(served.url + CHAT, json=BODY) as response:
             await response.content.readuntil(b"\n\n")
@@ -178,10 +166,13 @@ async def test_a_client_disconnect_during_a_stream_aborts_the_engines_request(st
     assert "stream_cut" in step.problems
 
 
-async def test_a_client_disconnect_during_an_unstreamed_call_aborts_the_engines_request(store, engine, http):
+@pytest.mark.parametrize("record", [{}, {"streaming": "replay"}])
+async def test_a_client_disconnect_during_an_unstreamed_or_replayed_call_aborts_the_engines_request(
+    store, engine, record
+):
     engine.hangs()
-    async with proxying(engine.url, store) as served:
-        calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+    async with session_with(engine, store, record=record) as session:
+        calling = asyncio.ensure_future(session.post(CHAT, BODY | {"stream": bool(record)}))
         await engine.reached.wait()
         calling.cancel()
         await asyncio.wait_for(engine.aborted.wait(), 50)
@@ -190,29 +181,27 @@ async def test_a_client_disconnect_during_an_unstreamed_call_aborts_the_engines_
     assert ("partial", False, ()) == (step.status, step.delivered, step.choices)
 
 
-async def test_a_client_disconnect_while_the_step_is_stored_marks_it_as_not_delivered(store, engine, http):
-    """The step is complete and stored once."""
-    failing_store = FailingStore(store)
-    failing_store.waiting["append"] = asyncio.Event()
-    failing_store.reached["append"] = asyncio.Event()
-    engine.plays(WHOLE)
-    async with proxying(engine.url, failing_store) as served:
-        calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
-        await failing_store.reached["append"].wait()
+@BOTH
+async def test_a_client_disconnect_while_the_step_is_stored_marks_it_as_not_delivered(store, engine, cassette):
+    """The step is complete and stored once, whether the client has read a part of its response or not."""
+    reached, proceed = store.pauses("append")
+    engine.plays(cassette)
+    async with session_with(engine, store) as session:
+        calling = asyncio.ensure_future(session.post(CHAT, BODY))
+        await reached.wait()
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-        await wait_until_idle(http, served.url)
-        failing_store.waiting["append"].set()
+        await wait_until_idle(session)
+        proceed.set()
         undelivered = await wait_for_undelivered(store, "r1")
 
     (step,) = await stored_steps(store, "r1")
-    assert {step.step_id} == undelivered
+    assert ({step.step_id}, "complete", True) == (undelivered, step.status, step.exact)
 
 
 async def test_an_engine_disconnect_during_a_stream_breaks_the_clients_stream_off(store, engine, http):
     """The client gets the received events, no terminal event, and an improper end of the connection."""
-    received = events(STREAM.response)[:5]
-    engine.streams(received, then="die")
+    engine.streams(EVENTS[:5], then="die")
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         shown = b""
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -220,11 +209,11 @@ async def test_an_engine_disconnect_during_a_stream_breaks_the_clients_stream_of
                 shown += await response.content.readuntil(b"\n\n")
 
     (step,) = await wait_for_steps(store, "r1")
-    assert len(received) == len(events(shown))
+    assert 5 == len(events(shown))
     assert ("partial", True, 4, False) == (step.status, "disconnected" in step.reason, step.sampled, step.delivered)
 
 
-async def test_an_engine_disconnect_during_an_unstreamed_response_is_502(store, engine, http):
+async def test_an_engine_disconnect_during_an_unstreamed_response_is_502(store, engine):
     """The error has the dialect's shape."""
 
     async def respond(request, body):
@@ -235,120 +224,87 @@ async def test_an_engine_disconnect_during_an_unstreamed_response_is_502(store, 
         return partial
 
     engine.respond = respond
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        error = await response.json()
+    response, step = await one_call(engine, store)
+    error = response.json["error"]
 
-    (step,) = await stored_steps(store, "r1")
-    assert (502, "upstream_error", "engine_disconnected") == (
-        response.status,
-        error["error"]["type"],
-        error["error"]["code"],
-    )
+    assert (502, "upstream_error", "engine_disconnected") == (response.status, error["type"], error["code"])
     assert ("partial", False) == (step.status, step.delivered)
 
 
-async def test_a_stream_without_a_terminal_event_is_a_partial_step_and_not_delivered(store, engine, http):
+async def test_a_stream_without_a_terminal_event_is_a_partial_step_and_not_delivered(store, engine):
     """The engine closes its connection properly, and the proxy closes the client's in the same way."""
-    received = events(STREAM.response)[:5]
-    engine.streams(received, then="end")
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        shown = await response.read()
-    (step,) = await stored_steps(store, "r1")
+    engine.streams(EVENTS[:5], then="end")
+    response, step = await one_call(engine, store)
 
-    assert b"[DONE]" not in shown
+    assert b"[DONE]" not in response.text
     assert ("partial", False) == (step.status, step.delivered)
 
 
-async def test_an_unreachable_engine_is_503_and_an_error_step(store, http):
-    async with proxying("http://127.0.0.1:9", store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        error = await response.json()
+DEAD = "http://127.0.0.1:9"
 
-    (step,) = await stored_steps(store, "r1")
-    assert (503, "engine_unreachable", "1") == (
-        response.status,
-        error["error"]["code"],
-        response.headers["Retry-After"],
-    )
+
+async def test_an_unreachable_engine_is_503_and_an_error_step(store):
+    response, step = await one_call(DEAD, store)
+
+    assert (503, "engine_unreachable") == (response.status, response.json["error"]["code"])
+    assert "1" == response.headers["Retry-After"]
     assert ("error", 503) == (step.status, step.response["status"])
 
 
-async def test_an_engine_that_exceeds_read_timeout_s_is_504(store, engine, http):
+async def test_an_engine_that_exceeds_read_timeout_s_is_504(store, engine):
     engine.hangs()
-    async with (
-        proxying(engine.url, store, engines={"read_timeout_s": 0.1}) as served,
-        http.post(served.url + CHAT, json=BODY) as response,
-    ):
-        error = await response.json()
+    response, _ = await one_call(engine, store, engines={"read_timeout_s": 0.1})
 
-    assert (504, "engine_timeout") == (response.status, error["error"]["code"])
+    assert (504, "engine_timeout") == (response.status, response.json["error"]["code"])
 
 
-async def test_engine_errors_are_returned_with_unchanged_status_and_bytes(store, engine, http):
-    async with proxying(engine.url, store) as served:
-        for name in ("err_long_chat", "err_badmodel", "err_nomsgs", "err_type"):
-            cassette = load(name)
-            engine.plays(cassette)
-            async with http.post(served.url + CHAT, json=BODY) as response:
-                assert (cassette.status, cassette.response) == (response.status, await response.read()), name
+@pytest.mark.parametrize(
+    "cassette",
+    [
+        *map(load, ("err_long_chat", "err_badmodel", "err_nomsgs", "err_type")),
+        # A gateway in front of the engine may send such a page.
+        replace(WHOLE, name="html", response=b"<html>bad gateway</html>", status=502, content_type="text/html"),
+    ],
+    ids=str,
+)
+async def test_engine_errors_are_returned_with_unchanged_status_type_and_bytes(store, engine, cassette):
+    engine.plays(cassette)
+    response, step = await one_call(engine, store)
+
+    assert (cassette.status, cassette.response) == (response.status, response.text)
+    assert cassette.content_type == response.kind
+    assert ("error", cassette.status) == (step.status, step.response["status"])
+    assert cassette.name != "html" or "<html>bad gateway</html>" == step.response["body"]
 
 
-async def test_a_429_response_keeps_its_retry_after_header(store, engine, http):
-    cassette = load("err_badmodel")
-    engine.plays(
-        cassette.__class__("429", cassette.path, {}, b'{"error":"slow down"}', 429, "application/json"),
-        **{"Retry-After": "7"},
-    )
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        shown = await response.read()
+async def test_a_429_response_keeps_its_retry_after_header(store, engine):
+    engine.plays(replace(WHOLE, response=b'{"error":"slow down"}', status=429), **{"Retry-After": "7"})
+    response, _ = await one_call(engine, store)
 
-    assert (429, "7", b'{"error":"slow down"}') == (response.status, response.headers["Retry-After"], shown)
+    assert (429, b'{"error":"slow down"}') == (response.status, response.text)
+    assert "7" == response.headers["Retry-After"]
 
 
-async def test_an_html_error_page_is_returned_unchanged(store, engine, http):
-    """A gateway in front of the engine may send one."""
-    page = WHOLE.__class__("html", CHAT, {}, b"<html>bad gateway</html>", 502, "text/html")
-    engine.plays(page)
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        assert (502, "text/html", page.response) == (response.status, response.content_type, await response.read())
-    (step,) = await stored_steps(store, "r1")
-    assert ("error", "<html>bad gateway</html>") == (step.status, step.response["body"])
-
-
-async def test_the_agents_key_is_not_sent_to_the_engine(store, engine, http):
+async def test_the_agents_key_is_not_sent_to_the_engine(store, engine):
     """The engine gets its own key and the trace headers."""
     engine.plays(WHOLE)
-    sent = {
-        "Authorization": "Bearer agent-secret",
-        "X-Api-Key": "agent-secret",
-        "X-Request-Id": "t1",
-        "traceparent": "00-1",
-    }
+    keys = {"Authorization": "Bearer agent-secret", "X-Api-Key": "agent-secret"}
+    traces = {"x-request-id": "t1", "traceparent": "00-1"}
     endpoints = {"endpoints": [{"url": engine.url, "api_key": "engine-key"}]}
-    async with (
-        proxying(None, store, engines=endpoints) as served,
-        http.post(served.url + CHAT, json=BODY, headers=sent) as response,
-    ):
-        assert 200 == response.status
+    await one_call(None, store, headers=keys | traces, engines=endpoints)
 
     (headers,) = engine.headers
     assert "agent-secret" not in str(headers)
-    assert ("Bearer engine-key", "t1", "00-1") == (
-        headers["authorization"],
-        headers["x-request-id"],
-        headers["traceparent"],
-    )
+    assert ({"authorization": "Bearer engine-key"} | traces).items() <= headers.items()
 
 
-async def test_a_call_is_one_log_line_without_content_and_keys(store, engine, http, caplog, monkeypatch):
+async def test_a_call_is_one_log_line_without_content_and_keys(store, engine, caplog, monkeypatch):
     monkeypatch.setattr(LOG, "propagate", True)
     engine.plays(WHOLE)
     body = {"messages": [{"role": "user", "content": "a secret question"}]}
     caplog.set_level("INFO", "tokentape")
-    async with (
-        proxying(engine.url, store) as served,
-        http.post(served.url + CHAT, json=body, headers={"X-Api-Key": "a-secret-key"}) as response,
-    ):
-        message = (await response.json())["choices"][0]["message"]["content"]
+    response, _ = await one_call(engine, store, body, headers={"X-Api-Key": "a-secret-key"})
+    message = response.json["choices"][0]["message"]["content"]
 
     (line,) = [record for record in caplog.records if record.getMessage() == "call"]
     assert {"rollout_id": "r1", "status": 200, "step": "complete", "sampled_tokens": 24}.items() <= line.fields.items()
@@ -366,63 +322,34 @@ async def test_a_call_is_one_log_line_without_content_and_keys(store, engine, ht
     ids=["successful", "failed", "slow", "all"],
 )
 async def test_calls_outside_the_sample_of_the_log_are_logged_if_they_failed_or_are_slow(
-    store, engine, http, caplog, monkeypatch, settings, status, lines
+    store, engine, caplog, monkeypatch, settings, status, lines
 ):
     """A rollout is logged whole or not at all."""
     monkeypatch.setattr(LOG, "propagate", True)
     caplog.set_level("INFO", "tokentape")
-    engine.plays(WHOLE)
-
-    async def refuse(request, body):
-        return web.json_response({"error": {"message": "no"}}, status=status)
-
-    if status != 200:
-        engine.respond = refuse
-    async with proxying(engine.url, store, log=settings) as served:
-        for _ in range(2):
-            async with http.post(served.url + CHAT, json={"messages": [{"role": "user", "content": "hi"}]}) as response:
-                assert status == response.status
+    engine.plays(replace(WHOLE, status=status))
+    async with session_with(engine, store, log=settings) as session:
+        assert [status] * 2 == [(await session.post(CHAT, BODY)).status for _ in range(2)]
 
     assert lines == len([record for record in caplog.records if record.getMessage() == "call"])
 
 
-async def test_a_client_disconnect_between_the_first_event_and_the_end_marks_the_step_as_not_delivered(
-    store, engine, http
-):
-    """The client disconnects while the complete step is being stored."""
-    store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
-    engine.plays(STREAM)
-    async with proxying(engine.url, store) as served:
-        response = await http.post(served.url + CHAT, json=BODY)
-        await response.content.readuntil(b"\n\n")
-        await store.reached["append"].wait()
-        response.close()
-        await wait_until_idle(http, served.url)
-        store.waiting["append"].set()
-        assert 1 == len(await wait_for_undelivered(store, "r1"))
-
-    (step,) = await stored_steps(store, "r1")
-    assert ("complete", True) == (step.status, step.exact)
-
-
-async def test_in_flight_rollouts_counts_each_rollout_once(store, engine, http):
+async def test_in_flight_rollouts_counts_each_rollout_once(store, engine):
     proceed = asyncio.Event()
-    engine.streams(events(STREAM.response)[:3], then="end", after=proceed)
-    async with proxying(engine.url, store) as served:
+    engine.streams(EVENTS[:3], then="end", after=proceed)
+    async with session_with(engine, store) as session:
 
         async def metric() -> str:
-            async with http.get(served.url + "/metrics") as response:
-                return re.search(r"\ntokentape_in_flight_rollouts (\S+)", await response.text())[1]
+            return re.search(rb"\ntokentape_in_flight_rollouts (\S+)", (await session.get("/metrics")).text)[1]
 
-        paths = [CHAT, CHAT, CHAT.replace("r1", "r2")]
-        calls = [await http.post(served.url + path, json=BODY) for path in paths]
+        calls = [await session.http.post(session.url + chat_path(name), json=BODY) for name in ("r1", "r1", "r2")]
         during = await metric()
         proceed.set()
         for call in calls:
             await call.read()
         after = await metric()
 
-    assert ("2.0", "0.0") == (during, after)
+    assert (b"2.0", b"0.0") == (during, after)
 
 
 def failing_after(times: int):
@@ -440,14 +367,13 @@ def failing_after(times: int):
 async def test_an_unexpected_exception_during_a_stream_records_a_partial_step(store, engine, http, monkeypatch, caplog):
     """The client gets an error event in the dialect's shape; it, the step and the log have the same error id."""
     shown = asyncio.Event()
-    first, *others = events(STREAM.response)
 
     async def respond(request, body):
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await stream.prepare(request)
-        await stream.write(b"".join([first, *others[:4]]))
+        await stream.write(b"".join(EVENTS[:5]))
         await shown.wait()
-        await stream.write(b"".join(others[4:]))
+        await stream.write(b"".join(EVENTS[5:]))
         return stream
 
     engine.respond = respond
@@ -469,85 +395,47 @@ async def test_an_unexpected_exception_during_a_stream_records_a_partial_step(st
     assert [error_id] == [record.fields["error_id"] for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("method", ["finish", "missing"])
+@pytest.mark.parametrize(
+    ("method", "sampled"),
+    [("exchange.Exchange.finish", 24), ("exchange.Exchange.missing", 24), ("whole_response.WholeResponse.finish", 0)],
+)
 async def test_an_unexpected_exception_in_an_unstreamed_call_records_a_partial_step(
-    store, engine, http, monkeypatch, method
+    store, engine, monkeypatch, method, sampled
 ):
-    """The client gets an error in the dialect's shape, and no part of the response."""
+    """The client gets an error in the dialect's shape, and no part of the response; what cannot be parsed has no tokens."""
 
-    def broken(*args):
-        raise ZeroDivisionError
-
-    engine.plays(WHOLE)
-    monkeypatch.setattr(f"proxy.protocols.exchange.Exchange.{method}", broken)
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        payload = await response.json()
-    (step,) = await stored_steps(store, "r1")
-
-    assert (500, "internal_error") == (response.status, payload["error"]["code"])
-    assert ("partial", 24, False) == (step.status, step.sampled, step.delivered)
-    assert step.reason.startswith("internal error ")
-
-
-async def test_an_exception_while_parsing_a_response_records_a_step_without_tokens(store, engine, http, monkeypatch):
     def broken(*args):
         raise ValueError("odd")
 
     engine.plays(WHOLE)
-    monkeypatch.setattr("proxy.protocols.whole_response.WholeResponse.finish", broken)
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        await response.read()
-    (step,) = await stored_steps(store, "r1")
+    monkeypatch.setattr(f"proxy.protocols.{method}", broken)
+    response, step = await one_call(engine, store)
 
-    assert (500, "partial", 0) == (response.status, step.status, step.sampled)
+    assert (500, "internal_error") == (response.status, response.json["error"]["code"])
+    assert ("partial", sampled, False) == (step.status, step.sampled, step.delivered)
     assert step.reason.startswith("internal error ")
 
 
 @pytest.mark.parametrize("field", ["delta", "usage", "x"])
-async def test_a_deeply_nested_chunk_is_forwarded_and_flags_the_step(store, engine, http, field):
+async def test_a_deeply_nested_chunk_is_forwarded_and_flags_the_step(store, engine, field):
     """The tokens before and after it are recorded."""
-    sent, depths = events(STREAM.response), (250, 254, 600, 1023, 5000)
-    async with proxying(engine.url, store) as served:
+    depths = (250, 254, 600, 1023, 5000)
+    async with session_with(engine, store) as session:
         for depth in depths:
             nested = b"[" * depth + b"]" * depth
             in_choice = b"," + b'"delta":{"a":' + nested + b"}" if field == "delta" else b""
             field_text = b"" if field == "delta" else b',"%s":' % field.encode() + nested
             deep = b'data: {"id":"i","choices":[{"index":0' + in_choice + b"}]" + field_text + b"}\n\n"
-            engine.streams([*sent[:3], deep, *sent[3:]], then="end")
-            async with http.post(served.url + CHAT, json=BODY) as response:
-                assert (await response.read()).endswith(b"data: [DONE]\n\n"), depth
+            engine.streams([*EVENTS[:3], deep, *EVENTS[3:]], then="end")
+            assert (await session.post(CHAT, BODY)).text.endswith(b"data: [DONE]\n\n"), depth
     steps = await stored_steps(store, "r1")
 
     assert [(24, "complete", False)] * len(depths) == [(step.sampled, step.status, step.exact) for step in steps]
 
 
-@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_response_header_with_control_characters_is_dropped(store, cassette):
-    """The response and the step are otherwise unchanged."""
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nX-Odd: a\x07b\r\nX-Even: ab\r\nContent-Length: %d\r\n\r\n"
-    sent = head % (cassette.content_type.encode(), len(cassette.response)) + cassette.response
-    async with byte_engine(sent) as url, proxying_vllm(url, store) as served, posted(served) as response:
-        await response.read()
-    (step,) = await stored_steps(store, "r1")
-
-    assert (200, "ab", False) == (response.status, response.headers["X-Even"], "X-Odd" in response.headers)
-    assert (True, True) == (step.exact, step.delivered)
-
-
-def proxying_vllm(url: str, store):
-    """Start a proxy for an engine with a configured type."""
-    return proxying(None, store, engines={"endpoints": [{"url": url, "kind": "vllm", "name": "bare"}]})
-
-
-@asynccontextmanager
-async def posted(served):
-    async with aiohttp.ClientSession() as http, http.post(served.url + CHAT, json=BODY) as response:
-        yield response
-
-
 @asynccontextmanager
 async def byte_engine(response: bytes, *, closes: bool = False):
-    """Start an engine that responds to each POST with these bytes, and to GETs with 404."""
+    """Yield settings with an engine that responds to each POST with these bytes, and to GETs with 404."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -563,48 +451,57 @@ async def byte_engine(response: bytes, *, closes: bool = False):
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield {"endpoints": [{"url": url, "kind": "vllm", "name": "bare"}]}
     finally:
         server.close()
+
+
+@BOTH
+async def test_a_response_header_with_control_characters_is_dropped(store, cassette):
+    """The response and the step are otherwise unchanged."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nX-Odd: a\x07b\r\nX-Even: ab\r\nContent-Length: %d\r\n\r\n"
+    sent = head % (cassette.content_type.encode(), len(cassette.response)) + cassette.response
+    async with byte_engine(sent) as engines:
+        response, step = await one_call(None, store, engines=engines)
+
+    assert (200, "ab", False) == (response.status, response.headers["X-Even"], "X-Odd" in response.headers)
+    assert (True, True) == (step.exact, step.delivered)
 
 
 @pytest.mark.parametrize("status", [b"099", b"101", b"199", b"600", b"999"])
 async def test_an_invalid_status_code_of_the_engine_is_502(store, status):
     sent = b"HTTP/1.1 %s Odd\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}" % status
-    async with byte_engine(sent, closes=True) as url, proxying_vllm(url, store) as served, posted(served) as response:
-        payload = await response.json()
-    (step,) = await stored_steps(store, "r1")
+    async with byte_engine(sent, closes=True) as engines:
+        response, step = await one_call(None, store, engines=engines)
 
-    assert (502, "upstream_error", "error") == (response.status, payload["error"]["type"], step.status)
+    assert (502, "upstream_error", "error") == (response.status, response.json["error"]["type"], step.status)
 
 
 async def test_a_truncated_json_response_is_502(store):
     """Without Content-Length the connection of a crashed engine ends like a complete response."""
     half = WHOLE.response[: len(WHOLE.response) // 2]
     sent = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + half
-    async with byte_engine(sent, closes=True) as url, proxying_vllm(url, store) as served, posted(served) as response:
-        payload = await response.json()
-    (step,) = await stored_steps(store, "r1")
+    async with byte_engine(sent, closes=True) as engines:
+        response, step = await one_call(None, store, engines=engines)
 
-    assert (502, "upstream_error") == (response.status, payload["error"]["type"])
+    assert (502, "upstream_error") == (response.status, response.json["error"]["type"])
     assert ("error", False) == (step.status, step.exact)
     assert step.response["body"].encode() == half
 
 
-async def test_a_stream_ends_with_its_terminal_event_even_if_the_engine_keeps_the_connection_open(store, engine, http):
+async def test_a_stream_ends_with_its_terminal_event_even_if_the_engine_keeps_the_connection_open(store, engine):
     engine.streams([STREAM.response], then="hang")
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        shown = await response.read()
-        await engine.aborted.wait()
-    (step,) = await stored_steps(store, "r1")
+    response, step = await one_call(engine, store)
+    await engine.aborted.wait()
 
-    assert shown.endswith(b"data: [DONE]\n\n")
+    assert response.text.endswith(b"data: [DONE]\n\n")
     assert (True, "complete", True) == (step.exact, step.status, step.delivered)
 
 
 async def test_a_call_that_the_shutdown_ends_has_the_shutdown_as_its_reason(store, engine, http):
-    engine.streams(events(STREAM.response)[:5], then="hang")
+    engine.streams(EVENTS[:5], then="hang")
     async with proxying(engine.url, store, drain_timeout_s=0.1) as served:
         response = await http.post(served.url + CHAT, json=BODY)
         await response.content.readuntil(b"\n\n")
@@ -613,6 +510,9 @@ async def test_a_call_that_the_shutdown_ends_has_the_shutdown_as_its_reason(stor
     (step,) = await stored_steps(store, "r1")
 
     assert ("partial", "the proxy shut down", False) == (step.status, step.reason, step.delivered)
+
+
+POLICY = replace(WHOLE, response=WHOLE.response.replace(b'"model":"tiny"', b'"model":"policy"'))
 
 
 @pytest.mark.parametrize(
@@ -626,93 +526,71 @@ async def test_a_call_that_the_shutdown_ends_has_the_shutdown_as_its_reason(stor
         (None, ()),
     ],
 )
-async def test_a_response_of_a_model_that_the_engine_does_not_list_flags_the_step(
-    store, engine, http, listed, problems
-):
+async def test_a_response_of_a_model_that_the_engine_does_not_list_flags_the_step(store, engine, listed, problems):
     """The model is compared with the engine's list, if it has one, not with the requested name."""
     if listed is not None:
         engine.fixed_responses["/v1/models"] = {"object": "list", "data": listed}
-    engine.plays(replace(WHOLE, response=WHOLE.response.replace(b'"model":"tiny"', b'"model":"policy"')))
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        await response.read()
-    (step,) = await stored_steps(store, "r1")
+    engine.plays(POLICY)
 
-    assert problems == step.problems
+    assert problems == (await one_call(engine, store))[1].problems
 
 
-async def test_the_models_of_an_engine_are_requested_once_for_an_unlisted_model(store, engine, http):
+async def test_the_models_of_an_engine_are_requested_once_for_an_unlisted_model(store, engine):
     """Concurrent and later calls do not request them again."""
-    engine.plays(replace(WHOLE, response=WHOLE.response.replace(b'"model":"tiny"', b'"model":"policy"')))
-
-    async def call(served):
-        async with http.post(served.url + CHAT, json=BODY) as response:
-            await response.read()
-
-    async with proxying(engine.url, store) as served:
-        await call(served)
+    engine.plays(POLICY)
+    async with session_with(engine, store) as session:
+        await session.post(CHAT, BODY)
         probes = engine.probes
-        await asyncio.gather(*(call(served) for _ in range(20)))
+        await asyncio.gather(*(session.post(CHAT, BODY) for _ in range(20)))
 
     assert probes == engine.probes
 
 
-async def test_a_stream_with_usage_beside_a_choice_does_not_end_the_check_of_counts(store, engine, http):
+async def test_a_stream_with_usage_beside_a_choice_does_not_end_the_check_of_counts(store, engine):
     """Usage is requested of every stream; a later one that lost an event is flagged, also of the same rollout."""
-    events_of = events(STREAM.response)
-    lost = b"".join([*events_of[:3], *events_of[4:]])
-    async with proxying(engine.url, store) as served:
+    lost = b"".join([*EVENTS[:3], *EVENTS[4:]])
+    async with session_with(engine, store) as session:
         for response_bytes in (load("forced_usage/si3_utf8_stream").response, lost):
             engine.streams([response_bytes], then="end")
-            async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as response:
-                await response.read()
+            await session.post(CHAT, BODY | {"stream": True})
     steps = await stored_steps(store, "r1")
 
     assert [True, True] == ["stream_options" in body for body in engine.requests]
     assert ["completion_count"] == list(steps[1].problems)
 
 
-async def test_usage_that_three_rollouts_saw_in_each_event_is_not_stripped(store, engine, http):
+async def test_usage_that_three_rollouts_saw_in_each_event_is_not_stripped(store, engine):
     """A stream of several choices then shows its client what the server sends anyway; two rollouts are not enough."""
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
     counted = b"data: " + orjson.dumps({"id": "c", "choices": [choice], "usage": usage}) + b"\n\n"
     shown = []
-    async with proxying(engine.url, store) as served:
+    async with session_with(engine, store) as session:
         for rollout in ("a", "b", "c"):
-            path = f"{served.url}/rollouts/{rollout}/v1/chat/completions"
             engine.streams([load("forced_usage/si3_utf8_stream").response], then="end")
-            async with http.post(path, json=BODY | {"stream": True}) as response:
-                await response.read()
+            await session.post(chat_path(rollout), BODY | {"stream": True})
             engine.streams([counted], then="end")
-            path = f"{served.url}/rollouts/new-{rollout}/v1/chat/completions"
-            async with http.post(path, json=BODY | {"stream": True, "n": 2}) as response:
-                shown.append(b"usage" in await response.read())
+            shown.append(await session.post(chat_path(f"new-{rollout}"), BODY | {"stream": True, "n": 2}))
 
-    assert [False, False, True] == shown
+    assert [False, False, True] == [b"usage" in response.text for response in shown]
 
 
-async def test_parallel_calls_store_one_step_each(store, engine, http):
+async def test_parallel_calls_store_one_step_each(store, engine):
     """Each response names its step."""
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served:
-
-        async def call() -> str:
-            async with http.post(served.url + CHAT, json=BODY) as response:
-                await response.read()
-                return response.headers["X-Step-Id"]
-
-        step_ids = await asyncio.gather(*(call() for _ in range(60)))
-        metrics = await (await http.get(served.url + "/metrics")).text()
+    async with session_with(engine, store) as session:
+        responses = await asyncio.gather(*(session.post(CHAT, BODY) for _ in range(60)))
+        metrics = (await session.get("/metrics")).text
 
     steps = await stored_steps(store, "r1")
-    assert sorted(step_ids) == sorted(step.step_id for step in steps)
-    assert re.search(r'tokentape_steps_total{fidelity="exact",status="complete"} 60.0', metrics)
-    assert "tokentape_in_flight_calls 0.0" in metrics
+    assert sorted(response.headers["X-Step-Id"] for response in responses) == sorted(step.step_id for step in steps)
+    assert b'tokentape_steps_total{fidelity="exact",status="complete"} 60.0' in metrics
+    assert b"tokentape_in_flight_calls 0.0" in metrics
 
 
-@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
+@BOTH
 async def test_a_connection_lost_before_the_last_write_marks_the_step_as_not_delivered(
-    store, engine, http, monkeypatch, cassette
+    store, engine, monkeypatch, cassette
 ):
     """The complete step is stored already; the write fails."""
 
@@ -722,20 +600,19 @@ async def test_a_connection_lost_before_the_last_write_marks_the_step_as_not_del
 
     monkeypatch.setattr("proxy.api.model.relay._end", lost)
     engine.plays(cassette)
-    async with proxying(engine.url, store) as served:
+    async with session_with(engine, store) as session:
         with pytest.raises(aiohttp.ClientError):
-            async with http.post(served.url + CHAT, json=BODY) as response:
-                await response.read()
+            await session.post(CHAT, BODY)
         undelivered = await wait_for_undelivered(store, "r1")
 
     (step,) = await stored_steps(store, "r1")
     assert ({step.step_id}, "complete") == (undelivered, step.status)
 
 
-@pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_connection_reset_during_a_call_is_a_partial_step_and_not_delivered(store, engine, http, cassette):
+@BOTH
+async def test_a_connection_reset_during_a_call_is_a_partial_step_and_not_delivered(store, engine, cassette):
     """The engine's request is aborted."""
-    engine.streams(events(STREAM.response)[:3], then="hang") if cassette.is_stream else engine.hangs()
+    engine.streams(EVENTS[:3], then="hang") if cassette.is_stream else engine.hangs()
     async with proxying(engine.url, store) as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -752,24 +629,28 @@ async def test_a_connection_reset_during_a_call_is_a_partial_step_and_not_delive
     assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
 
 
-def two_endpoints(*urls: str, **options) -> dict:
-    """Return settings with these endpoints as separate engines."""
-    return {"engines": {"endpoints": [{"url": url, "name": url[-5:]} for url in urls], **options}}
+def two_endpoints(*endpoints, **options) -> dict:
+    """Return settings with these endpoints, named by the ends of their URLs, as separate engines."""
+    urls = [endpoint if isinstance(endpoint, str) else endpoint.url for endpoint in endpoints]
+    return {"endpoints": [{"url": url, "name": url[-5:]} for url in urls], **options}
 
 
-DEAD = "http://127.0.0.1:9"
+async def rollouts_of_one_call(session, count: int, prefix: str = "f"):
+    """Make a call of each of many rollouts, whose names decide the endpoint; return the statuses."""
+    return [(await session.post(chat_path(f"{prefix}{n}"), BODY)).status for n in range(count)]
 
 
-async def test_calls_fail_over_from_an_unreachable_endpoint(store, engine, http):
+async def steps_of(store, count: int, prefix: str = "f"):
+    return [step for n in range(count) for step in await stored_steps(store, f"{prefix}{n}")]
+
+
+async def test_calls_fail_over_from_an_unreachable_endpoint(store, engine):
     """The step lists the failed attempts."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=99)) as served:
-        for n in range(12):
-            path = f"/rollouts/f{n}/v1/chat/completions"
-            async with http.post(served.url + path, json=BODY) as response:
-                assert 200 == response.status
+    async with session_with(None, store, engines=two_endpoints(DEAD, engine, eject_after=99)) as session:
+        assert [200] * 12 == await rollouts_of_one_call(session, 12)
 
-    steps = [step for n in range(12) for step in await stored_steps(store, f"f{n}")]
+    steps = await steps_of(store, 12)
     tried = [step.extra["attempts"] for step in steps if "attempts" in step.extra]
     assert 12 == len(steps)
     assert all(step.exact and step.engine.name == engine.url[-5:] for step in steps)
@@ -777,118 +658,100 @@ async def test_calls_fail_over_from_an_unreachable_endpoint(store, engine, http)
     assert all(len(attempts) == 1 and "is unreachable" in attempts[0]["fault"] for attempts in tried)
 
 
-async def test_an_endpoint_is_ejected_after_eject_after_consecutive_faults(store, engine, http):
+async def test_an_endpoint_is_ejected_after_eject_after_consecutive_faults(store, engine):
     """Later calls do not try it."""
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=2)) as served:
-        for n in range(20):
-            async with http.post(f"{served.url}/rollouts/d{n}/v1/chat/completions", json=BODY) as response:
-                assert 200 == response.status
+    async with session_with(None, store, engines=two_endpoints(DEAD, engine, eject_after=2)) as session:
+        assert [200] * 20 == await rollouts_of_one_call(session, 20)
 
-    steps = [step for n in range(20) for step in await stored_steps(store, f"d{n}")]
-    assert sum("attempts" in step.extra for step in steps) <= 2
+    assert sum("attempts" in step.extra for step in await steps_of(store, 20)) <= 2
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-async def test_calls_fail_over_from_502_503_and_504(store, engine, http, status):
+async def test_calls_fail_over_from_502_503_and_504(store, engine, status):
     """The client gets such a response only from the last endpoint; each endpoint is tried once."""
     async with fake_engine() as other:
-
-        async def unavailable(request, body):
-            return web.json_response({"error": {"message": "loading"}}, status=status)
-
-        engine.respond = unavailable
+        engine.answers({"error": {"message": "loading"}}, status)
         other.plays(WHOLE)
-        async with proxying(None, store, **two_endpoints(engine.url, other.url, eject_after=99)) as served:
-            for n in range(40):
-                async with http.post(f"{served.url}/rollouts/a{n}/v1/chat/completions", json=BODY) as response:
-                    assert 200 == response.status
+        async with session_with(None, store, engines=two_endpoints(engine, other, eject_after=99)) as session:
+            assert [200] * 40 == await rollouts_of_one_call(session, 40)
             assert 0 < len(engine.requests) < 40
-            other.respond = unavailable
+            other.respond = engine.respond
             before = len(engine.requests) + len(other.requests)
-            async with http.post(served.url + CHAT, json=BODY) as response:
-                assert status == response.status
+            assert status == (await session.post(CHAT, BODY)).status
             assert before + 2 == len(engine.requests) + len(other.requests)
 
 
-async def test_with_max_attempts_1_calls_do_not_fail_over(store, engine, http):
+async def test_with_max_attempts_1_calls_do_not_fail_over(store, engine):
     engine.plays(WHOLE)
-    async with proxying(None, store, **two_endpoints(DEAD, engine.url, max_attempts=1, eject_after=99)) as served:
-        statuses = set()
-        for n in range(40):  # many names, so that each endpoint has some of the rollouts
-            async with http.post(f"{served.url}/rollouts/b{n}/v1/chat/completions", json=BODY) as response:
-                statuses.add(response.status)
-    assert {200, 503} == statuses
+    engines = two_endpoints(DEAD, engine, max_attempts=1, eject_after=99)
+    async with session_with(None, store, engines=engines) as session:
+        assert {200, 503} == set(await rollouts_of_one_call(session, 40))
 
 
-async def test_after_the_first_byte_calls_do_not_fail_over(store, engine, http):
+async def test_after_the_first_byte_calls_do_not_fail_over(store, engine):
     """The client's stream breaks off."""
     async with fake_engine() as other:
         for server in (engine, other):
-            server.streams(events(STREAM.response)[:5], then="die")
-        proxy = proxying(None, store, **two_endpoints(engine.url, other.url))
-        async with proxy as served, http.post(served.url + CHAT, json=BODY) as response:
+            server.streams(EVENTS[:5], then="die")
+        async with session_with(None, store, engines=two_endpoints(engine, other)) as session:
             with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
+                await session.post(CHAT, BODY)
         assert 1 == len(engine.requests) + len(other.requests)
 
 
-async def test_after_failover_the_request_is_planned_for_the_other_engine_type(store, engine, http):
+async def test_after_failover_the_request_is_planned_for_the_other_engine_type(store, engine):
     engine.plays(WHOLE)
     endpoints = [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]
-    engines = {"endpoints": endpoints, "eject_after": 99}
-    async with proxying(None, store, engines=engines) as served:
-        for n in range(12):
-            async with http.post(f"{served.url}/rollouts/k{n}/v1/chat/completions", json=BODY) as response:
-                assert 200 == response.status
-    steps = [step for n in range(12) for step in await stored_steps(store, f"k{n}")]
+    async with session_with(None, store, engines={"endpoints": endpoints, "eject_after": 99}) as session:
+        assert [200] * 12 == await rollouts_of_one_call(session, 12, "k")
+
+    steps = await steps_of(store, 12, "k")
     assert any("attempts" in step.extra for step in steps)
     assert all(step.exact and step.engine.kind == "vllm" for step in steps)
     assert all(body["return_token_ids"] for body in engine.requests)
 
 
-def one_in_flight(url: str, **options) -> dict:
+def one_in_flight(engine, **options) -> dict:
     """Return settings with an endpoint that accepts one call at a time."""
-    return {"engines": {"endpoints": [{"url": url, "name": "fake", "max_in_flight": 1}], **options}}
+    return {"engines": {"endpoints": [{"url": engine.url, "name": "fake", "max_in_flight": 1}], **options}}
 
 
-async def shown_engine(http, url) -> dict:
-    async with http.get(url + "/engines") as response:
-        (shown,) = (await response.json())["engines"]
+async def shown_engine(session) -> dict:
+    (shown,) = (await session.get("/engines")).json["engines"]
     return shown
 
 
-async def test_a_call_that_exceeds_the_queue_is_429_and_not_recorded(store, engine, http):
+async def wait_for_queued(session, count: int, *, is_busy: bool = False) -> None:
+    while (shown := await shown_engine(session))["queued"] != count or (is_busy and not shown["in_flight"]):
+        pass
+
+
+@pytest.mark.parametrize(("limit", "is_queued"), [({"max_queued": 1}, True), ({"queue_timeout_s": 0.01}, False)])
+async def test_a_call_that_exceeds_the_queue_is_429_and_not_recorded(store, engine, limit, is_queued):
     """The limits are max_queued and queue_timeout_s; the response has Retry-After and the dialect's shape."""
-    for limit, is_queued in ({"max_queued": 1}, True), ({"queue_timeout_s": 0.01}, False):
-        (setting,) = limit
-        engine.reached.clear()
-        engine.aborted.clear()
-        engine.requests.clear()
-        engine.hangs()
-        async with proxying(None, store, **one_in_flight(engine.url, **limit)) as served:
-            calls = [asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))]
-            await engine.reached.wait()
-            if is_queued:
-                path = "/rollouts/r2/v1/chat/completions"
-                calls.append(asyncio.ensure_future(http.post(served.url + path, json=BODY)))
-                while (await shown_engine(http, served.url))["queued"] != 1:
-                    pass
-            async with http.post(served.url + "/rollouts/r3/v1/chat/completions", json=BODY) as response:
-                error = (await response.json())["error"]
-            assert (429, "1", "engine_busy") == (response.status, response.headers["Retry-After"], error["code"])
-            assert f"engines.{setting}" in error["message"]
-            async with http.get(served.url + "/metrics") as shown:
-                assert 'tokentape_calls_total{dialect="chat",engine="fake",status="429"} 1.0' in await shown.text()
-            for call in reversed(calls):
-                call.cancel()
-            await engine.aborted.wait()
-            assert 1 == len(engine.requests)
+    engine.hangs()
+    async with session_with(None, store, **one_in_flight(engine, **limit)) as session:
+        calls = [asyncio.ensure_future(session.post(CHAT, BODY))]
+        await engine.reached.wait()
+        if is_queued:
+            calls.append(asyncio.ensure_future(session.post(chat_path("r2"), BODY)))
+            await wait_for_queued(session, 1)
+        response = await session.post(chat_path("r3"), BODY)
+        assert (429, "1") == (response.status, response.headers["Retry-After"])
+        assert "engine_busy" == response.json["error"]["code"]
+        assert f"engines.{next(iter(limit))}" in response.json["error"]["message"]
+        counted = b'tokentape_calls_total{dialect="chat",engine="fake",status="429"} 1.0'
+        assert counted in (await session.get("/metrics")).text
+        for call in reversed(calls):
+            call.cancel()
+        await engine.aborted.wait()
+        assert 1 == len(engine.requests)
 
     assert [[], []] == [await stored_steps(store, name) for name in ("r2", "r3")]
 
 
-async def test_a_client_disconnect_in_the_queue_sends_and_records_nothing(store, engine, http):
+async def test_a_client_disconnect_in_the_queue_sends_and_records_nothing(store, engine):
     """The next call in the queue proceeds."""
     proceed = asyncio.Event()
     engine.plays(WHOLE)
@@ -900,63 +763,55 @@ async def test_a_client_disconnect_in_the_queue_sends_and_records_nothing(store,
         return await played(request, body)
 
     engine.respond = respond
-    async with proxying(None, store, **one_in_flight(engine.url)) as served:
+    async with session_with(None, store, **one_in_flight(engine)) as session:
         calls = []
         for n in range(3):
-            path = f"{served.url}/rollouts/q{n}/v1/chat/completions"
-            calls.append(asyncio.ensure_future(http.post(path, json=BODY)))
-            while (shown := await shown_engine(http, served.url))["queued"] != n or not shown["in_flight"]:
-                pass
+            calls.append(asyncio.ensure_future(session.post(chat_path(f"q{n}"), BODY)))
+            await wait_for_queued(session, n, is_busy=True)
         calls[1].cancel()
-        while (await shown_engine(http, served.url))["queued"] != 1:
-            pass
+        await wait_for_queued(session, 1)
         proceed.set()
         assert [200, 200] == [(await calls[n]).status for n in (0, 2)]
-        shown = await shown_engine(http, served.url)
+        shown = await shown_engine(session)
         assert (0, 0) == (shown["in_flight"], shown["queued"])
 
     assert 2 == len(engine.requests)
     assert [1, 0, 1] == [len(await stored_steps(store, f"q{n}")) for n in range(3)]
 
 
-async def test_a_call_releases_its_slot_however_it_ends(store, engine, http):
+async def test_a_call_releases_its_slot_however_it_ends(store, engine):
     """It completes, breaks off, or its client disconnects before or after the first byte."""
-    async with proxying(None, store, **one_in_flight(engine.url)) as served:
+    async with session_with(None, store, **one_in_flight(engine)) as session:
         engine.plays(WHOLE)
-        await http.post(served.url + CHAT, json=BODY)
-        engine.streams(events(STREAM.response)[:5], then="die")
-        async with http.post(served.url + CHAT, json=BODY) as response:
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
-        engine.streams(events(STREAM.response)[:5], then="hang")
-        async with http.post(served.url + CHAT, json=BODY) as response:
+        await session.post(CHAT, BODY)
+        engine.streams(EVENTS[:5], then="die")
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await session.post(CHAT, BODY)
+        engine.streams(EVENTS[:5], then="hang")
+        async with session.http.post(session.url + CHAT, json=BODY) as response:
             await response.content.readuntil(b"\n\n")
             response.close()
         await engine.aborted.wait()
         engine.reached.clear()
         engine.hangs()
-        calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        calling = asyncio.ensure_future(session.post(CHAT, BODY))
         await engine.reached.wait()
         calling.cancel()
-        while (await shown_engine(http, served.url))["in_flight"]:
+        while (await shown_engine(session))["in_flight"]:
             pass
         engine.plays(WHOLE)
-        async with http.post(served.url + CHAT, json=BODY) as response:
-            assert 200 == response.status
-        assert 0 == (await shown_engine(http, served.url))["in_flight"]
+        assert 200 == (await session.post(CHAT, BODY)).status
+        assert 0 == (await shown_engine(session))["in_flight"]
 
 
-async def test_a_queued_call_with_a_synthetic_stream_gets_keep_alive_comments(store, engine, http):
+async def test_a_queued_call_with_a_synthetic_stream_gets_keep_alive_comments(store, engine):
     """A queue timeout is then an error event, and is recorded."""
     engine.hangs()
-    settings = one_in_flight(engine.url, queue_timeout_s=1)
-    async with proxying(
-        None, store, **settings, record={"keep_alive_interval_s": 0.01, "streaming": "replay"}
-    ) as served:
-        hanging = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+    record = {"keep_alive_interval_s": 0.01, "streaming": "replay"}
+    async with session_with(None, store, record=record, **one_in_flight(engine, queue_timeout_s=1)) as session:
+        hanging = asyncio.ensure_future(session.post(CHAT, BODY))
         await engine.reached.wait()
-        async with http.post(f"{served.url}/rollouts/k/v1/chat/completions", json={**BODY, "stream": True}) as response:
-            text = await response.read()
+        text = (await session.post(chat_path("k"), {**BODY, "stream": True})).text
         hanging.cancel()
 
     (step,) = await stored_steps(store, "k")

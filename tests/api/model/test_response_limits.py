@@ -9,15 +9,12 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from tests.support.fakes import fake_engine, proxying, settings_for
+from tests.support.fakes import fake_engine
 from tests.support.recorded import load
+from tests.support.session import BODY, CHAT, one_call, session_with
 from tests.support.stored import stored_steps, wait_for_steps
 
-from proxy.server.listener import running
-
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
-CHAT = "/rollouts/r1/v1/chat/completions"
-BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 LIMITS = {"max_response_bytes": 300_000}
 PIECE = b"[]," * 2**14
 
@@ -46,21 +43,19 @@ def sends(engine, *, status=200, head=b"", pieces=10**6, piece=PIECE, headers=No
     [(CHAT, BODY, "upstream_error"), ("/rollouts/r1/v1/messages", {**BODY, "max_tokens": 9}, "api_error")],
 )
 @pytest.mark.parametrize("status", [200, 400])
-async def test_a_response_without_end_is_502_and_its_step_is_partial(store, engine, http, path, body, kind, status):
+async def test_a_response_without_end_is_502_and_its_step_is_partial(store, engine, path, body, kind, status):
     """Errors too, in each dialect; agents see no details. The endpoint gets no second call, and is not ejected."""
     sent = sends(engine, status=status, head=b'{"choices":[', piece=b" " * 2**16)
     async with fake_engine() as other:
         both = {"endpoints": [{"url": engine.url, "name": "a"}, {"url": other.url, "name": "b"}]}
         other.respond = engine.respond
-        async with proxying(None, store, engines={**both, **LIMITS}) as served:
-            async with http.post(served.url + path, json=body) as response:
-                error = await response.json()
-            async with http.get(served.url + "/metrics") as response_metrics:
-                metrics = await response_metrics.text()
+        async with session_with(None, store, engines={**both, **LIMITS}) as session:
+            response = await session.post(path, body)
+            metrics = (await session.get("/metrics")).text.decode()
 
     (step,) = await stored_steps(store, "r1")
-    assert (502, kind) == (response.status, error["error"]["type"])
-    assert f"The engine's response is too large (step {step.step_id})." == error["error"]["message"]
+    assert (502, kind) == (response.status, response.json["error"]["type"])
+    assert f"The engine's response is too large (step {step.step_id})." == response.json["error"]["message"]
     assert ("partial", None) == (step.status, step.response)
     assert "(engines.max_response_bytes)" in step.reason
     assert 1 == len([request for request in (*engine.requests, *other.requests) if "messages" in request])
@@ -68,66 +63,46 @@ async def test_a_response_without_end_is_502_and_its_step_is_partial(store, engi
     assert ["1.0", "1.0"] == re.findall(r"tokentape_engine_healthy{[^}]*} (.*)", metrics)
 
 
-async def test_a_small_response_with_many_values_is_refused_before_it_is_parsed(store, engine, http):
+async def test_a_small_response_with_many_values_is_refused_before_it_is_parsed(store, engine):
     """290 kB of empty lists would take 14 MB."""
     sends(engine, head=b'{"choices":[', pieces=5, piece=b"[]," * 19_000)
-    async with (
-        proxying(engine.url, store, engines=LIMITS) as served,
-        http.post(served.url + CHAT, json=BODY) as response,
-    ):
-        error = await response.json()
+    response, step = await one_call(engine, store, engines=LIMITS)
 
-    (step,) = await stored_steps(store, "r1")
-    assert (502, "engine_response_too_large") == (response.status, error["error"]["code"])
+    assert (502, "engine_response_too_large") == (response.status, response.json["error"]["code"])
     assert "4 times engines.max_response_bytes" in step.reason
 
 
-async def test_a_compressed_response_is_limited_by_its_decompressed_bytes(store, engine, http):
-    async def respond(request: web.Request, body: dict) -> web.Response:
-        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-        return web.Response(body=gzip.compress(b" " * 2**24), headers=headers)
+async def test_a_compressed_response_is_limited_by_its_decompressed_bytes(store, engine):
+    sends(engine, head=gzip.compress(b" " * 2**24), pieces=0, headers={"Content-Encoding": "gzip"})
+    response, step = await one_call(engine, store, engines=LIMITS)
 
-    engine.respond = respond
-    async with (
-        proxying(engine.url, store, engines=LIMITS) as served,
-        http.post(served.url + CHAT, json=BODY) as response,
-    ):
-        assert 502 == response.status
-
-    (step,) = await stored_steps(store, "r1")
-    assert "partial" == step.status
+    assert (502, "partial") == (response.status, step.status)
 
 
-async def test_a_stream_without_end_is_cut_at_the_limit(store, engine, http):
+async def test_a_stream_without_end_is_cut_at_the_limit(store, engine):
     """What was parsed is in the partial step. The client's connection ends as the engine's would."""
     first, *_ = STREAM.response.split(b"\n\n")
     sends(engine, head=first + b"\n\n", piece=b": x\n\n" * 999, headers={"Content-Type": "text/event-stream"})
-    async with proxying(engine.url, store, engines=LIMITS) as served:
-        async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as response:
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.read()
+    async with session_with(engine, store, engines=LIMITS) as session:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await session.post(CHAT, BODY | {"stream": True})
         (step,) = await wait_for_steps(store, "r1")
 
     assert ("partial", 1) == (step.status, len(step.prompts))
     assert "(engines.max_response_bytes)" in step.reason
 
 
-async def test_bytes_after_the_end_of_a_stream_are_not_kept(store, engine, http):
+async def test_bytes_after_the_end_of_a_stream_are_not_kept(store, engine):
     """The step is complete although the engine never ends its body."""
     sent = sends(engine, head=STREAM.response, piece=b"\n" * 2**16, headers={"Content-Type": "text/event-stream"})
-    async with (
-        proxying(engine.url, store) as served,
-        http.post(served.url + CHAT, json=BODY | {"stream": True}) as response,
-    ):
-        text = await response.read()
+    response, step = await one_call(engine, store, BODY | {"stream": True})
 
-    (step,) = await stored_steps(store, "r1")
     assert "complete" == step.status
-    assert len(text) < 2**20
+    assert len(response.text) < 2**20
     assert sum(sent) < 2**26
 
 
-async def test_a_large_response_is_refused_if_other_calls_use_the_memory(store, engine, http):
+async def test_a_large_response_is_refused_if_other_calls_use_the_memory(store, engine):
     """It is accepted if it is the only one, and an ordinary one always."""
     large = orjson.loads(WHOLE.response) | {"prompt_logprobs": [{"1": {"logprob": -1.0}}] * 60_000}
     bodies = {"large": orjson.dumps(large), "ordinary": WHOLE.response}
@@ -140,16 +115,12 @@ async def test_a_large_response_is_refused_if_other_calls_use_the_memory(store, 
         return web.Response(body=bodies[body["model"]], content_type="application/json")
 
     engine.respond = respond
-    settings = settings_for(engine.url, agents={"max_bytes_in_flight": 20 * 2**20})
-    found = []
-    async with running(settings, store) as served:
+    async with session_with(engine, store, agents={"max_bytes_in_flight": 20 * 2**20}) as session:
 
         async def send(model: str) -> int:
-            async with http.post(served.url + CHAT, json=BODY | {"model": model}) as response:
-                await response.read()
-                return response.status
+            return (await session.post(CHAT, BODY | {"model": model})).status
 
-        found.append(await send("large"))
+        found = [await send("large")]
         waiting = asyncio.get_running_loop().create_task(send("waits"))
         await reached.wait()
         found += [await send("large"), await send("ordinary")]
@@ -159,7 +130,7 @@ async def test_a_large_response_is_refused_if_other_calls_use_the_memory(store, 
     assert [200, 502, 200] == found
 
 
-async def test_a_client_that_leaves_during_a_large_response_costs_no_parsing(store, engine, http):
+async def test_a_client_that_leaves_during_a_large_response_costs_no_parsing(store, engine):
     """The step is partial, without a response."""
     reached = asyncio.Event()
 
@@ -172,8 +143,8 @@ async def test_a_client_that_leaves_during_a_large_response_costs_no_parsing(sto
         raise AssertionError
 
     engine.respond = respond
-    async with proxying(engine.url, store) as served:
-        waiting = asyncio.get_running_loop().create_task(http.post(served.url + CHAT, json=BODY))
+    async with session_with(engine, store) as session:
+        waiting = asyncio.get_running_loop().create_task(session.post(CHAT, BODY))
         await reached.wait()
         waiting.cancel()
         (step,) = await wait_for_steps(store, "r1")

@@ -2,7 +2,13 @@
 
 import aiohttp
 import pytest
-from tests.support.fakes import proxying
+from tests.support.session import session_with
+
+
+@pytest.fixture
+async def session(engine, store):
+    async with session_with(engine, store) as session:
+        yield session
 
 
 @pytest.mark.parametrize(
@@ -14,21 +20,24 @@ from tests.support.fakes import proxying
         ("GET", "/v1/messages/count_tokens", 404),
         ("POST", "/v1/models", 404),
         ("POST", "/v1/unknown", 404),
+        ("POST", "/v1/audio/speech", 404),
+        ("POST", "/v1/realtime", 404),
+        ("POST", "/nothing", 404),
+        ("POST", "/rollouts/r1/v1/images", 404),
         ("GET", "/v1/responses/none", 404),
     ],
 )
-async def test_a_wrong_method_or_an_unknown_path_is_404(store, engine, http, method, path, status):
+async def test_a_wrong_method_or_an_unknown_path_is_404(engine, session, method, path, status):
     """Nothing reaches the engine that is neither recorded nor listed in `engines.passthrough`."""
-    async with proxying(engine.url, store) as served, http.request(method, served.url + path) as response:
-        assert status == response.status
+    response = await session.call(method, path, json={})
+
+    assert status == response.status
+    assert status == 200 or "not_found_error" == response.json["error"]["type"]
     assert [] == engine.requests
 
 
-async def test_the_error_of_a_wrong_method_names_the_right_one(store, engine, http):
-    async with proxying(engine.url, store) as served, http.get(f"{served.url}/v1/chat/completions") as response:
-        body = await response.json()
-
-    assert "POST" in body["error"]["message"]
+async def test_the_error_of_a_wrong_method_names_the_right_one(session):
+    assert "POST" in (await session.get("/v1/chat/completions")).json["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -40,12 +49,9 @@ async def test_the_error_of_a_wrong_method_names_the_right_one(store, engine, ht
         ("/v1beta/models/m:generateContent", {"code", "message", "status"}),
     ],
 )
-async def test_the_error_of_an_invalid_rollout_id_has_the_dialects_format(store, engine, http, endpoint, fields):
-    async with (
-        proxying(engine.url, store) as served,
-        http.post(f"{served.url}/rollouts/a%00b{endpoint}", json={}) as response,
-    ):
-        error = (await response.json())["error"]
+async def test_the_error_of_an_invalid_rollout_id_has_the_dialects_format(engine, session, endpoint, fields):
+    response = await session.post(f"/rollouts/a%00b{endpoint}", {})
+    error = response.json["error"]
 
     assert 400 == response.status
     assert fields == error.keys() - {"details"}
@@ -54,11 +60,10 @@ async def test_the_error_of_an_invalid_rollout_id_has_the_dialects_format(store,
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/rollouts/r1/v1/responses"])
-async def test_a_websocket_is_refused_so_that_the_client_uses_http(store, engine, http, path):
+async def test_a_websocket_is_refused_so_that_the_client_uses_http(engine, session, path):
     """Codex tries a WebSocket first; after any other status it tries five times more."""
-    async with proxying(engine.url, store) as served:
-        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await http.ws_connect(served.url + path)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await session.http.ws_connect(session.url + path)
 
     assert (426, "HTTP/1.1") == (refused.value.status, refused.value.headers["Upgrade"])
     assert [] == engine.requests

@@ -1,11 +1,11 @@
 """SGLang's `/generate` through the proxy: the responses are the engine's, and each call is a step like any other."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import aiohttp
 import orjson
 import pytest
-from aiohttp import web
 from tests.support.fakes import fake_engine, proxying
 from tests.support.stored import stored_steps, wait_for_steps
 
@@ -35,7 +35,7 @@ REFUSED = {
 RANDOM = {"id", "e2e_latency"}
 
 
-async def post(http, url, body, **headers):
+async def answer_of(http, url, body, **headers):
     """Return the status, the content type and the JSON of a response: a list of events of a stream."""
     async with http.post(url, json=body, headers=headers) as response:
         text = await response.read()
@@ -45,6 +45,36 @@ async def post(http, url, body, **headers):
     assert (b"data: [DONE]", b"") == (last, rest)
     payloads = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
     return response.status, response.content_type, without_random(payloads)
+
+
+class Both:
+    """An engine, and a proxy in front of it: `direct` and `call` return the responses of either to `/generate`."""
+
+    def __init__(self, http, engine_url, url):
+        self.http, self.engine_url, self.url = http, engine_url, url
+
+    async def direct(self, body):
+        return await answer_of(self.http, f"{self.engine_url}/generate", body)
+
+    async def call(self, body, path="/rollouts/r1/generate", **headers):
+        return await answer_of(self.http, self.url + path, body, **headers)
+
+
+@asynccontextmanager
+async def serving(store, *, sections=None, **options):
+    """Yield Both of an engine with these options, which is SGLang by default."""
+    async with (
+        simulating("127.0.0.1:0", Options(**{"shape": "sglang", **options})) as engine_url,
+        proxying(engine_url, store, **(sections or {})) as served,
+        aiohttp.ClientSession() as http,
+    ):
+        yield Both(http, engine_url, served.url)
+
+
+@pytest.fixture
+async def both(store):
+    async with serving(store) as both:
+        yield both
 
 
 def without_random(value):
@@ -60,20 +90,15 @@ def choices_of(payload):
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["repeated", "continued"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_the_response_is_the_engines_own_and_the_step_is_exact(store, http, stream, incremental):
+async def test_the_response_is_the_engines_own_and_the_step_is_exact(store, stream, incremental):
     """Each call, whole, as a stream that repeats its choices, and as one that continues them."""
-    options = Options(shape="sglang", incremental_streams=incremental, model="policy")
-    async with simulating("127.0.0.1:0", options) as engine_url, proxying(engine_url, store) as served:
+    async with serving(store, incremental_streams=incremental, model="policy") as both:
         for name, call in CALLS.items():
             body = {"sampling_params": GREEDY, **call, **({"stream": True} if stream else {})}
             rollout = f"{name}-{stream}"
-            direct = await post(http, f"{engine_url}/generate", body)
-            shown = await post(http, f"{served.url}/rollouts/{rollout}/generate", body)
-            _, _, whole = await post(
-                http,
-                f"{engine_url}/generate",
-                body | {"stream": False, "return_logprob": True, "logprob_start_len": -1},
-            )
+            direct, shown = await both.direct(body), await both.call(body, f"/rollouts/{rollout}/generate")
+            flags = {"stream": False, "return_logprob": True, "logprob_start_len": -1}
+            _, _, whole = await both.direct(body | flags)
             (step,) = await stored_steps(store, rollout)
 
             assert direct == shown, name
@@ -92,15 +117,10 @@ async def test_the_response_is_the_engines_own_and_the_step_is_exact(store, http
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", REFUSED)
-async def test_an_error_is_the_engines_own(store, http, name, stream):
+async def test_an_error_is_the_engines_own(store, both, name, stream):
     """Status, content type and body, and a step with the error."""
     body = {**REFUSED[name], "stream": stream}
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        direct = await post(http, f"{engine_url}/generate", body)
-        shown = await post(http, f"{served.url}/rollouts/r1/generate", body)
+    direct, shown = await both.direct(body), await both.call(body)
     (step,) = await stored_steps(store, "r1")
 
     assert direct == shown
@@ -108,30 +128,21 @@ async def test_an_error_is_the_engines_own(store, http, name, stream):
 
 
 @pytest.mark.parametrize("call", [CALLS["text"], CALLS["one prompt in a list"], CALLS["two prompts"]])
-async def test_a_retry_with_an_idempotency_key_gets_the_stored_response_in_its_shape(store, http, call):
+async def test_a_retry_with_an_idempotency_key_gets_the_stored_response_in_its_shape(store, both, call):
     """An object, or a list of one or more."""
     body = {**call, "sampling_params": {"max_new_tokens": 4}}
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        url = f"{served.url}/rollouts/r1/generate"
-        first, second = [await post(http, url, body, **{"Idempotency-Key": "k"}) for _ in range(2)]
+    first, second = [await both.call(body, **{"Idempotency-Key": "k"}) for _ in range(2)]
 
     assert first == second
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_the_rules_of_a_rollout_apply_by_the_engines_names(store, http):
+async def test_the_rules_of_a_rollout_apply_by_the_engines_names(store, both):
     """A default model is not sent: the engine refuses unknown parameters."""
     rules = {"override": {"temperature": 0.5}, "cap": {"max_tokens": 3}, "default": {"seed": 7, "model": "m"}}
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
-            assert 201 == opened.status
-        status, _, payload = await post(http, f"{served.url}/rollouts/r1/generate", {"text": "hi"})
+    async with both.http.post(f"{both.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
+        assert 201 == opened.status
+    status, _, payload = await both.call({"text": "hi"})
     (step,) = await stored_steps(store, "r1")
 
     assert (200, 3) == (status, len(payload["output_ids"]))
@@ -140,15 +151,10 @@ async def test_the_rules_of_a_rollout_apply_by_the_engines_names(store, http):
 
 
 @pytest.mark.parametrize("call", [CALLS["text"], CALLS["two prompts"]])
-async def test_a_client_may_request_the_ids_by_a_header(store, http, call):
+async def test_a_client_may_request_the_ids_by_a_header(store, both, call):
     """Of the prompt and of the choice, as in other dialects; the rest of the response is the engine's."""
     body = {**call, "sampling_params": GREEDY}
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        _, _, direct = await post(http, f"{engine_url}/generate", body)
-        _, _, shown = await post(http, f"{served.url}/rollouts/r1/generate", body, **{"X-Reply-Ids": "choices"})
+    (_, _, direct), (_, _, shown) = await both.direct(body), await both.call(body, **{"X-Reply-Ids": "choices"})
     (step,) = await stored_steps(store, "r1")
 
     for choice, given, kept in zip(choices_of(direct), choices_of(shown), step.choices, strict=True):
@@ -156,25 +162,19 @@ async def test_a_client_may_request_the_ids_by_a_header(store, http, call):
         assert choice | added == given
 
 
-async def test_calls_join_by_their_ids(store, http):
+async def test_calls_join_by_their_ids(both):
     """Turns that send the sampled ids back are one sequence."""
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        prompt = IDS
-        for stream in (False, True, False):
-            body = {"input_ids": prompt, "sampling_params": GREEDY, "stream": stream}
-            _, _, payload = await post(http, f"{served.url}/rollouts/r1/generate", body)
-            prompt = prompt + (payload[-1] if stream else payload)["output_ids"] + IDS[:2]
-        async with http.get(f"{served.url}/rollouts/r1/export?format=sequences") as response:
-            (row,) = (await response.json())["rows"]
+    prompt = IDS
+    for stream in (False, True, False):
+        _, _, payload = await both.call({"input_ids": prompt, "sampling_params": GREEDY, "stream": stream})
+        prompt = prompt + (payload[-1] if stream else payload)["output_ids"] + IDS[:2]
+    async with both.http.get(f"{both.url}/rollouts/r1/export?format=sequences") as response:
+        (row,) = (await response.json())["rows"]
 
     assert prompt[:-2] == row["token_ids"]
     assert 18 == sum(row["mask"])
 
 
-SLOW = {"shape": "sglang", "token_delay_s": 0.01}
 LONG = {"sampling_params": {"max_new_tokens": 5000, "ignore_eos": True}}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5000, "ignore_eos": True}
 LEFT = {
@@ -198,17 +198,13 @@ async def test_what_was_sampled_until_the_client_left_is_recorded(store, name, h
     An unstreamed call, too: the engine is requested to abort it, and returns what it sampled.
     """
     path, body = LEFT[name]
-    async with (
-        simulating("127.0.0.1:0", Options(**SLOW, has_parser=has_parser)) as engine_url,
-        proxying(engine_url, store) as served,
-        aiohttp.ClientSession() as http,
-    ):
-        calling = asyncio.ensure_future(read(http, f"{served.url}/rollouts/r1{path}", body))
-        await until_running(http, engine_url, 1)
+    async with serving(store, token_delay_s=0.01, has_parser=has_parser) as both:
+        calling = asyncio.ensure_future(read(both.http, f"{both.url}/rollouts/r1{path}", body))
+        await until_running(both.http, both.engine_url, 1)
         await asyncio.sleep(0.1)  # a few tokens
         calling.cancel()
         (step,) = await wait_for_steps(store, "r1")
-        await until_running(http, engine_url, 0)
+        await until_running(both.http, both.engine_url, 0)
 
     assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
     assert {"stream_cut", "aborted", "unparsed_event"} >= set(step.problems), step.problems
@@ -249,15 +245,11 @@ async def test_a_gateway_that_cannot_abort_a_call_is_disconnected(store, engine)
     assert {"rid": step.sent["set"]["rid"]} in engine.requests
 
 
-async def test_a_stream_that_repeats_its_choice_may_be_longer_than_the_limit_of_a_response(store, http):
+async def test_a_stream_that_repeats_its_choice_may_be_longer_than_the_limit_of_a_response(store):
     """The proxy holds only the last event: 600 tokens are 10 MB of events, and 40 kB remain."""
     body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}, "stream": True}
-    limits = {"max_response_bytes": 2_000_000}
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store, engines=limits) as served,
-    ):
-        status, _, events = await post(http, f"{served.url}/rollouts/r1/generate", body)
+    async with serving(store, sections={"engines": {"max_response_bytes": 2_000_000}}) as both:
+        status, _, events = await both.call(body)
     (step,) = await stored_steps(store, "r1")
 
     assert (200, 600, ()) == (status, len(events[-1]["output_ids"]), step.problems)
@@ -272,7 +264,7 @@ async def test_a_call_fails_over_between_engines_that_have_the_endpoint_and_othe
         endpoints = {"endpoints": [{"url": broken.url, "name": "a"}, {"url": vllm, "name": "b"}]}
         async with proxying(None, store, engines=endpoints) as served:
             for rollout in range(8):  # some of them begin with the broken engine
-                status, _, payload = await post(http, f"{served.url}/rollouts/{rollout}/generate", body)
+                status, _, payload = await answer_of(http, f"{served.url}/rollouts/{rollout}/generate", body)
                 (step,) = await stored_steps(store, str(rollout))
                 assert (200, "completions", ()) == (status, step.dialect, step.problems)
                 assert payload["output_ids"] == step.choices[0].ids.tolist()
@@ -282,66 +274,53 @@ async def test_a_call_fails_over_between_engines_that_have_the_endpoint_and_othe
 
 
 @pytest.mark.parametrize("body", [{"text": "hi"}, {"input_ids": [[1], [2]]}, {"input_ids": [1], "stream": True}])
-async def test_what_only_sglang_has_is_422_with_another_engine(store, http, body):
+async def test_what_only_sglang_has_is_422_with_another_engine(store, body):
     """Nothing is sent or recorded."""
-    async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
-        status, _, payload = await post(http, f"{served.url}/rollouts/r1/generate", body)
+    async with serving(store, shape="vllm") as both:
+        status, _, payload = await both.call(body)
 
     assert (422, "unprocessable_request") == (status, payload["error"]["code"])
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_a_call_without_a_rollout_is_forwarded_unrecorded_if_configured(store, http):
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store, agents={"unnamed_rollouts": "pass"}) as served,
-    ):
-        async with http.get(f"{served.url}/engines"):
+async def test_a_call_without_a_rollout_is_forwarded_unrecorded_if_configured(store):
+    async with serving(store, sections={"agents": {"unnamed_rollouts": "pass"}}) as both:
+        async with both.http.get(f"{both.url}/engines"):
             pass  # the engine is detected
-        status, _, payload = await post(http, f"{served.url}/generate", {"text": "hi", "sampling_params": GREEDY})
+        status, _, payload = await both.call({"text": "hi", "sampling_params": GREEDY}, "/generate")
 
     assert (200, 6) == (status, len(payload["output_ids"]))
     assert () == (await store.list()).names
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_a_call_that_names_no_model_has_the_model_that_sglang_serves(store, http, path):
+async def test_a_call_that_names_no_model_has_the_model_that_sglang_serves(store, path):
     """SGLang itself names such a model `default` in its response (0.5.23)."""
     body = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang", model="policy")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        _, _, payload = await post(http, f"{served.url}/rollouts/r1{path}", {**body, "max_tokens": 2})
+    async with serving(store, model="policy") as both:
+        _, _, payload = await both.call({**body, "max_tokens": 2}, f"/rollouts/r1{path}")
     (step,) = await stored_steps(store, "r1")
 
     assert ("default", None, "policy", ()) == (payload["model"], step.model_asked, step.model_served, step.problems)
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "shape"),
+    ("path", "body", "field"),
     [
-        ("/generate", {"input_ids": [4096]}, {"error"}),
-        ("/v1/completions", {"prompt": [4096]}, {"error"}),
-        ("/v1/chat/completions", {"messages": [], "input_ids": [4096], "stream": True}, {"error"}),
+        ("/generate", {"input_ids": [4096]}, "input_ids"),
+        ("/v1/completions", {"prompt": [4096]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [], "input_ids": [4096], "stream": True}, "input_ids"),
     ],
 )
 async def test_an_id_beyond_the_vocabulary_is_a_400_and_does_not_reach_the_engine(
-    store, http, engine, path, body, shape
+    store, http, engine, path, body, field
 ):
     """The error names the field and the size; the engine would exit."""
-    message = "logit_bias must has keys in [0, 4095], got 2147483647."
-
-    async def respond(request, body):
-        return web.json_response({"error": {"message": message}}, status=400)
-
     engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": "0.5.23"}}
-    engine.respond = respond
+    engine.answers({"error": {"message": "logit_bias must has keys in [0, 4095], got 2147483647."}}, 400)
     async with proxying(engine.url, store) as served:
-        status, content_type, error = await post(http, f"{served.url}/rollouts/r1{path}", body)
+        status, content_type, error = await answer_of(http, f"{served.url}/rollouts/r1{path}", body)
 
-    field = "prompt" if "prompt" in body else "input_ids"
-    assert (400, "application/json") == (status, content_type)
-    assert shape == error.keys()
+    assert (400, "application/json", {"error"}) == (status, content_type, error.keys())
     assert f"{field}: 4096 is no token id of the engine, which has 4096 of them." in error["error"]["message"]
     assert "4096" not in str(engine.requests)

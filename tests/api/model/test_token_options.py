@@ -2,12 +2,11 @@
 
 import orjson
 import pytest
-from tests.support.fakes import proxying
 from tests.support.recorded import load
+from tests.support.session import CHAT, session_with
 from tests.support.simulated_tokenizer import make_simulated_tokenizer
 from tests.support.stored import stored_steps
 
-CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 24}
 IDS, PIECES = {"X-Reply-Ids": "choices"}, {"X-Reply-Tokens": "pieces"}
 WHOLE = load("chat_ids_lp")
@@ -19,40 +18,36 @@ def folder(tmp_path_factory):
     return str(make_simulated_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
-async def call(http, engine, store, *, headers=None, opening=None, path=CHAT, endpoint=None, **fields):
+async def call(engine, store, *, headers=None, opening=None, path=CHAT, endpoint=None, **fields):
     """Make one call; return its status and JSON."""
     endpoints = [{"url": engine.url, "name": "fake", **(endpoint or {})}]
-    async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+    async with session_with(None, store, engines={"endpoints": endpoints}) as session:
         if opening is not None:
-            async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r1", **opening}) as opened:
-                assert 201 == opened.status, await opened.text()
-        async with http.post(served.url + path, json=BODY | fields, headers=headers) as response:
-            text = await response.read()
-            return response.status, orjson.loads(text) if response.content_type == "application/json" else text
+            await session.open("r1", **opening)
+        response = await session.post(path, BODY | fields, headers=headers)
+        return response.status, response.text if response.json is None else response.json
 
 
 @pytest.mark.parametrize(
     "options", [{"headers": IDS}, {"opening": {"reply": {"ids": "choices"}}}], ids=["by header", "by the rollout"]
 )
-async def test_the_option_ids_adds_token_ids_to_each_choice(store, engine, http, options):
+async def test_the_option_ids_adds_token_ids_to_each_choice(store, engine, options):
     """Other fields are those that the client requested."""
     engine.plays(WHOLE)
-    status, shown = await call(http, engine, store, **options)
+    status, shown = await call(engine, store, **options)
     (choice,) = shown["choices"]
     (recorded,) = RECORDED["choices"]
 
     assert 200 == status
-    assert (RECORDED["prompt_token_ids"], recorded["token_ids"]) == (
-        choice["prompt_token_ids"],
-        choice["response_token_ids"],
-    )
+    assert RECORDED["prompt_token_ids"] == choice["prompt_token_ids"]
+    assert recorded["token_ids"] == choice["response_token_ids"]
     assert (None, None) == (shown["prompt_token_ids"], choice["token_ids"])
 
 
-async def test_the_engine_does_not_get_the_headers_of_token_options(store, engine, http):
+async def test_the_engine_does_not_get_the_headers_of_token_options(store, engine):
     """The step has the response that the client got."""
     engine.plays(WHOLE)
-    _, shown = await call(http, engine, store, headers=IDS)
+    _, shown = await call(engine, store, headers=IDS)
     (step,) = await stored_steps(store, "r1")
 
     assert set() == {name for name in engine.headers[0] if name.startswith("x-reply")}
@@ -60,10 +55,10 @@ async def test_the_engine_does_not_get_the_headers_of_token_options(store, engin
     assert () == step.problems
 
 
-async def test_a_stream_with_token_ids_is_built_from_an_unstreamed_response(store, engine, http):
+async def test_a_stream_with_token_ids_is_built_from_an_unstreamed_response(store, engine):
     """The ids are in the last chunk of each choice."""
     engine.plays(WHOLE)
-    _, events = await call(http, engine, store, headers=IDS, stream=True)
+    _, events = await call(engine, store, headers=IDS, stream=True)
     chunks = [orjson.loads(event[6:]) for event in events.split(b"\n\n") if event.startswith(b"data: {")]
     last = chunks[-1]["choices"][0]
 
@@ -72,9 +67,9 @@ async def test_a_stream_with_token_ids_is_built_from_an_unstreamed_response(stor
     assert RECORDED["choices"][0]["token_ids"] == last["response_token_ids"]
 
 
-async def test_a_stream_with_token_ids_and_prompt_logprobs_is_422(store, engine, http):
+async def test_a_stream_with_token_ids_and_prompt_logprobs_is_422(store, engine):
     """vLLM streams no prompt logprobs, so the shape of such a stream is unknown."""
-    status, payload = await call(http, engine, store, headers=IDS, stream=True, prompt_logprobs=1)
+    status, payload = await call(engine, store, headers=IDS, stream=True, prompt_logprobs=1)
 
     assert (422, "stream") == (status, payload["error"]["param"])
     assert [] == engine.requests
@@ -93,9 +88,9 @@ async def test_a_stream_with_token_ids_and_prompt_logprobs_is_422(store, engine,
         ({"opening": {"reply": {"tokens": "pieces"}}}, "install transformers"),
     ],
 )
-async def test_an_unsupported_token_option_is_422_before_anything_is_sent(store, engine, http, options, message):
+async def test_an_unsupported_token_option_is_422_before_anything_is_sent(store, engine, options, message):
     """The message explains how to enable it; nothing is recorded."""
-    status, payload = await call(http, engine, store, **options)
+    status, payload = await call(engine, store, **options)
 
     assert 422 == status
     assert message in payload["error"]["message"]
@@ -103,27 +98,27 @@ async def test_an_unsupported_token_option_is_422_before_anything_is_sent(store,
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_with_ids_beyond_the_configured_vocabulary_logprobs_are_null(store, engine, http, folder):
+async def test_with_ids_beyond_the_configured_vocabulary_logprobs_are_null(store, engine, folder):
     """The tokenizer belongs to another model."""
     engine.plays(load("chat_ids_lp_asids"))
     ids = orjson.loads(load("chat_ids_lp_asids").response)["choices"][0]["token_ids"]
-    _, shown = await call(http, engine, store, headers=PIECES, endpoint={"tokenizer": folder}, top_logprobs=1)
+    _, shown = await call(engine, store, headers=PIECES, endpoint={"tokenizer": folder}, top_logprobs=1)
 
     assert engine.requests[0]["return_tokens_as_token_ids"] is True
     assert max(ids) > 2047
     assert shown["choices"][0]["logprobs"] is None
 
 
-async def test_calls_without_token_options_are_unchanged(store, engine, http, folder):
+async def test_calls_without_token_options_are_unchanged(store, engine, folder):
     engine.plays(WHOLE)
-    _, shown = await call(http, engine, store, endpoint={"tokenizer": folder})
+    _, shown = await call(engine, store, endpoint={"tokenizer": folder})
 
     assert {"prompt_token_ids", "response_token_ids"}.isdisjoint(shown["choices"][0])
     assert RECORDED["choices"][0]["logprobs"] == shown["choices"][0]["logprobs"]
 
 
-async def test_an_unknown_token_option_of_a_rollout_is_422(store, engine, http):
-    async with proxying(engine.url, store) as served:
+async def test_an_unknown_token_option_of_a_rollout_is_422(store, engine):
+    async with session_with(engine, store) as session:
         for reply in ({"tokens": "words"}, {"token": "pieces"}):
-            async with http.post(f"{served.url}/rollouts", json={"reply": reply}) as response:
-                assert (422, "reply") == (response.status, (await response.json())["error"]["param"])
+            response = await session.post("/rollouts", {"reply": reply})
+            assert (422, "reply") == (response.status, response.json["error"]["param"])

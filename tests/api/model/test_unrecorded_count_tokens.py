@@ -2,8 +2,8 @@
 
 import anthropic
 import pytest
-from aiohttp import web
 from tests.support.fakes import proxying
+from tests.support.session import session_with
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -36,16 +36,12 @@ async def test_an_engine_without_token_counts_is_400(store, engine, sdk):
 @pytest.mark.parametrize(
     "junk", [b"", b"no", b"null", b"[]", b'{"count": "1"}', b'{"count": null, "max_model_len": []}']
 )
-async def test_an_invalid_token_count_of_the_engine_is_400(store, engine, http, junk):
-    async def respond(request, body):
-        return web.Response(body=junk, content_type="application/json")
+async def test_an_invalid_token_count_of_the_engine_is_400(store, engine, junk):
+    engine.answers(junk)
+    async with session_with(engine, store) as session:
+        response = await session.post("/v1/messages/count_tokens", BODY)
 
-    engine.respond = respond
-    async with (
-        proxying(engine.url, store) as served,
-        http.post(served.url + "/v1/messages/count_tokens", json=BODY) as response,
-    ):
-        assert (400, True) == (response.status, "is not supported" in await response.text())
+    assert (400, True) == (response.status, b"is not supported" in response.text)
 
 
 async def test_a_token_count_without_messages_is_400_in_anthropics_error_shape(store, engine, sdk):
