@@ -169,7 +169,9 @@ async def rollout_server() -> AsyncIterator[RolloutServer]:
 
 @asynccontextmanager
 async def dispatching(engine_url: str, store, server: RolloutServer, **sections) -> AsyncIterator[SimpleNamespace]:
-    """Start a proxy with this server configured as `calculator`; yield `url`, `get` and `post` (status and JSON)."""
+    """Start a proxy with this server configured as `calculator`; yield `url`, `get` and `post` (status and
+    JSON), and `rows` of the rollout `r1`.
+    """
     osmosis = {"servers": {"calculator": {"url": server.url, "api_key": "server-key"}}, **sections.pop("osmosis", {})}
     settings = settings_for(engine_url, osmosis=osmosis, **sections)
     async with aiohttp.ClientSession() as http, running(settings, store) as served:
@@ -181,4 +183,9 @@ async def dispatching(engine_url: str, store, server: RolloutServer, **sections)
         async def send(path: str, body=None, headers=None):
             return await post(http, served.url + path, body, headers)
 
-        yield SimpleNamespace(url=served.url, control_url=served.control_url, http=http, get=get, post=send)
+        async def rows(format_name: str, headers=None):
+            status, exported = await get(f"/rollouts/r1/export?format={format_name}&container=json", headers)
+            assert status == 200, exported
+            return exported["rows"]
+
+        yield SimpleNamespace(url=served.url, control_url=served.control_url, http=http, get=get, post=send, rows=rows)

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
 from openai import AsyncOpenAI
 from tests.support.fakes import proxying, settings_for
 from tests.support.simulated_tokenizer import make_simulated_tokenizer
@@ -64,6 +63,15 @@ class _Marin:
             exported = SimpleNamespace(**await response.json())
             assert status == response.status
             return exported
+
+
+def completion_of(ids, entries, text):
+    """Return an engine's response with these sampled ids and entries of logprobs."""
+    tokens = {"token_ids": ids, "logprobs": {"content": entries}, "finish_reason": "stop"}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, **tokens}
+    usage = {"prompt_tokens": 2, "completion_tokens": len(ids), "total_tokens": 2 + len(ids)}
+    head = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
+    return {**head, "prompt_token_ids": [1, 2], "choices": [choice]}
 
 
 async def test_ma_1_the_arguments_of_marin_return_a_chat_completion_with_logprobs(marin):
@@ -134,15 +142,7 @@ async def test_ma_5_special_tokens_and_parts_of_a_character_have_their_own_piece
     """The engine's text of such a token is empty or the replacement character."""
     ids = [*"né 🙂".encode(), vocabulary["<think>"], vocabulary["<|im_end|>"]]  # a byte's id is the byte
     content = [{"token": "�", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in ids]
-
-    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
-        choice = {"index": 0, "message": {"role": "assistant", "content": "né 🙂"}, "finish_reason": "stop"}
-        tokens = {"token_ids": ids, "logprobs": {"content": content}}
-        usage = {"prompt_tokens": 2, "completion_tokens": len(ids), "total_tokens": 2 + len(ids)}
-        return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-                                 | {"prompt_token_ids": [1, 2], "choices": [choice | tokens]})  # fmt: skip
-
-    engine.respond = respond
+    engine.answers(completion_of(ids, content, "né 🙂"))
     endpoints = [{"url": engine.url, "name": "e", "tokenizer": folder}]
     async with proxying(None, store, engines={"endpoints": endpoints}) as served:
         completion = await _Marin(http, served.url).call(headers=BOTH)
@@ -161,15 +161,7 @@ async def test_ma_6_rollouts_with_different_prompts_are_not_a_group(marin):
 
 async def test_ma_6_a_response_without_sampled_tokens_has_no_row(store, engine, http):
     """The report has the reason: a mask of zeros stops Marin's trainer."""
-
-    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
-        choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
-        tokens = {"token_ids": [], "logprobs": {"content": []}}
-        usage = {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
-        return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-                                 | {"prompt_token_ids": [1, 2], "choices": [choice | tokens]})  # fmt: skip
-
-    engine.respond = respond
+    engine.answers(completion_of([], [], ""))
     async with proxying(engine.url, store) as served:
         marin = _Marin(http, served.url)
         await marin.call()

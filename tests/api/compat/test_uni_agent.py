@@ -70,12 +70,12 @@ async def test_a_reward_beyond_float32_is_refused(proxy, route):
 async def test_metadata_that_changes_meanwhile_is_kept(proxy, store, route, before):
     """`reward_info` is added to the metadata as it is in the store."""
     await proxy.post("/rollouts", {"rollout_id": "s1", **({} if before is None else {"metadata": before})})
-    store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
+    reached, proceed = store.pauses("update_if")
     slow = asyncio.ensure_future(posted(proxy, "s1", route, RUN))
-    await store.reached["update_if"].wait()
-    overtaken = store.waiting.pop("update_if")
+    await reached.wait()
+    del store.waiting["update_if"]
     quick = await proxy.patch("/rollouts/s1", {"metadata": {"other": 1}})
-    overtaken.set()
+    proceed.set()
     found = [(await slow).status, quick.status, (await proxy.get("/rollouts/s1")).json]
 
     assert [200, 200] == found[:2]

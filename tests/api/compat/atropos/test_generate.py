@@ -1,10 +1,7 @@
 """`/generate` in the two shapes of Atropos' token servers."""
 
-import aiohttp
-import orjson
 import pytest
-from aiohttp import web
-from tests.support.fakes import proxying
+from tests.support.session import one_call, session_with
 from tests.support.stored import stored_steps
 
 from proxy.api.compat.atropos.generate import read_generate
@@ -32,9 +29,13 @@ def with_samples(body, n):
     return {**body, "n": n}
 
 
-async def post(url, body, **headers):
-    async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as response:
-        return response.status, orjson.loads(await response.read())
+async def generate(store, *bodies, shape="vllm", headers=None, **sections):
+    """Return the responses to calls of rollout `r1`, by a proxy in front of a simulated engine."""
+    async with (
+        simulating("127.0.0.1:0", Options(shape=shape)) as engine,
+        session_with(engine, store, **sections) as session,
+    ):
+        return [await session.post("/rollouts/r1/generate", body, headers=headers) for body in bodies]
 
 
 def read_as_vllm_server_does(results):
@@ -61,15 +62,11 @@ def read_as_sglang_server_does(results):
 @pytest.mark.parametrize(("body", "read"), [(VLLM, read_as_vllm_server_does), (SGLANG, read_as_sglang_server_does)])
 async def test_at_8_both_shapes_are_served_and_recorded_with_either_engine(store, engine_shape, body, read, n):
     """The response has the ids, logprobs and finish reasons of the recorded step."""
-    async with (
-        simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        status, payload = await post(f"{served.url}/rollouts/r1/generate", with_samples(body, n))
+    (response,) = await generate(store, with_samples(body, n), shape=engine_shape)
     (step,) = await stored_steps(store, "r1")
-    ids, logprobs, reasons = read(payload)
+    ids, logprobs, reasons = read(response.json)
 
-    assert (200, n) == (status, len(ids)), payload
+    assert (200, n) == (response.status, len(ids)), response.text
     assert [PROMPT] == [prompt.tolist() for prompt in step.prompts]
     assert [choice.ids.tolist() for choice in step.choices] == ids
     assert [choice.logprobs.tolist() for choice in step.choices] == logprobs
@@ -81,25 +78,22 @@ async def test_at_8_both_shapes_are_served_and_recorded_with_either_engine(store
 
 
 @pytest.mark.parametrize("path", ["/generate", "/sessions/r1/generate", "/rollouts/r1/generate"])
-async def test_at_8_the_path_prefix_names_the_rollout(store, http, path):
+async def test_at_8_the_path_prefix_names_the_rollout(store, path):
     """Without a prefix the call gets a new rollout."""
-    async with (
-        simulating("127.0.0.1:0", Options()) as engine_url,
-        proxying(engine_url, store) as served,
-        http.post(served.url + path, json=VLLM) as response,
-    ):
-        rollout_id = response.headers["X-Rollout-Id"]
+    async with simulating("127.0.0.1:0", Options()) as engine, session_with(engine, store) as session:
+        rollout_id = (await session.post(path, VLLM)).headers["X-Rollout-Id"]
 
     assert 1 == len(await stored_steps(store, rollout_id))
     assert path == "/generate" or rollout_id == "r1"
 
 
 @pytest.mark.parametrize("prefix", ["", "/rollouts/r1", "/sessions/r1"])
-async def test_at_9_the_health_probe_of_the_vllm_client_is_200_and_not_recorded(store, engine, http, prefix):
+async def test_at_9_the_health_probe_of_the_vllm_client_is_200_and_not_recorded(store, engine, prefix):
     """The client sends `GET {base}/health` with any base URL; the engine gets no request."""
-    async with proxying(engine.url, store) as served, http.get(f"{served.url}{prefix}/health") as response:
-        assert (200, {"status": "ok"}) == (response.status, await response.json())
+    async with session_with(engine, store) as session:
+        response = await session.get(f"{prefix}/health")
 
+    assert (200, {"status": "ok"}) == (response.status, response.json)
     assert [] == engine.requests
     assert await store.get("r1") is None
 
@@ -112,13 +106,11 @@ async def test_at_9_the_health_probe_of_the_vllm_client_is_200_and_not_recorded(
     ],
 )
 async def test_at_9_probes_of_the_sglang_client_succeed_and_are_not_recorded(store, path, body):
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang", model="m")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        status, payload = await post(f"{served.url}{path}", body)
+    options = Options(shape="sglang", model="m")
+    async with simulating("127.0.0.1:0", options) as engine, session_with(engine, store) as session:
+        response = await session.post(path, body)
 
-    assert (200, 1) == (status, len(payload["choices"]))
+    assert (200, 1) == (response.status, len(response.json["choices"]))
     assert () == (await store.list()).names
 
 
@@ -127,25 +119,20 @@ async def test_at_9_probes_of_the_sglang_client_succeed_and_are_not_recorded(sto
 async def test_requested_logprobs_are_returned_with_every_setting_of_record_logprobs(store, engine_shape, body):
     """Logprobs that are not requested are not recorded."""
     without = {key: value for key, value in body.items() if key not in {"logprobs", "return_logprob"}}
-    async with (
-        simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine_url,
-        proxying(engine_url, store, record={"logprobs": "off"}) as served,
-    ):
-        statuses = [(await post(f"{served.url}/rollouts/r1/generate", request))[0] for request in (body, without)]
+    responses = await generate(store, body, without, shape=engine_shape, record={"logprobs": "off"})
 
-    assert [200, 200] == statuses
+    assert [200, 200] == [response.status for response in responses]
     assert [True, False] == [len(step.choices[0].logprobs) > 0 for step in await stored_steps(store, "r1")]
 
 
 async def test_prompt_logprobs_have_the_shape_of_vllm_server_and_the_sampled_token_is_not_trained(store):
     """`get_logprobs` expects a map of ids to logprobs per prompt id, and null for the first."""
     body = {**VLLM, "prompt_logprobs": 2, "temperature": 0.0, "max_tokens": 1}
-    async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
-        status, payload = await post(f"{served.url}/rollouts/r1/generate", body)
+    (response,) = await generate(store, body)
     (step,) = await stored_steps(store, "r1")
-    first, *entries = payload["prompt_logprobs"]
+    first, *entries = response.json["prompt_logprobs"]
 
-    assert (200, None, len(PROMPT) - 1) == (status, first, len(entries))
+    assert (200, None, len(PROMPT) - 1) == (response.status, first, len(entries))
     assert all(str(token) in entry for token, entry in zip(PROMPT[1:], entries, strict=True))
     assert all(isinstance(logprob, float) for entry in entries for logprob in entry.values())
     assert (("phantom_token",), False) == (step.problems, step.trainable)
@@ -153,24 +140,20 @@ async def test_prompt_logprobs_have_the_shape_of_vllm_server_and_the_sampled_tok
 
 async def test_prompt_logprobs_are_422_with_an_engine_that_returns_none(store):
     """Completions of SGLang ignore the field; nothing is sent or recorded."""
-    async with (
-        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
-        proxying(engine_url, store) as served,
-    ):
-        status, payload = await post(f"{served.url}/rollouts/r1/generate", {**VLLM, "prompt_logprobs": 1})
+    (response,) = await generate(store, {**VLLM, "prompt_logprobs": 1}, shape="sglang")
 
-    assert (422, "prompt_logprobs") == (status, payload["error"]["param"])
-    assert "requires vLLM" in payload["error"]["message"]
+    assert (422, "prompt_logprobs") == (response.status, response.json["error"]["param"])
+    assert "requires vLLM" in response.json["error"]["message"]
     assert [] == await stored_steps(store, "r1")
 
 
 async def test_generate_is_422_with_an_engine_that_returns_no_token_ids(store, engine):
     endpoints = [{"url": engine.url, "kind": "plain"}]
-    async with proxying(None, store, engines={"endpoints": endpoints}) as served:
-        status, payload = await post(f"{served.url}/rollouts/r1/generate", VLLM)
+    async with session_with(None, store, engines={"endpoints": endpoints}) as session:
+        response = await session.post("/rollouts/r1/generate", VLLM)
 
-    assert 422 == status
-    assert "no token ids" in payload["error"]["message"]
+    assert 422 == response.status
+    assert "no token ids" in response.json["error"]["message"]
     assert [] == engine.requests
 
 
@@ -184,39 +167,26 @@ async def test_generate_is_422_with_an_engine_that_returns_no_token_ids(store, e
     ],
 )
 async def test_an_engine_response_without_an_id_or_logprob_is_502_and_a_flagged_step(store, engine, body, choice):
-    async def respond(request, received):
-        payload = {"index": 0, "text": "a", "finish_reason": "stop", "prompt_token_ids": received["prompt"], **choice}
-        return web.json_response(
-            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [payload]}
-        )
+    sampled = {"index": 0, "text": "a", "finish_reason": "stop", "prompt_token_ids": PROMPT, **choice}
+    engine.answers({"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [sampled]})
+    response, step = await one_call(engine, store, body, "/rollouts/r1/generate")
 
-    engine.respond = respond
-    async with proxying(engine.url, store) as served:
-        status, payload = await post(f"{served.url}/rollouts/r1/generate", body)
-    (step,) = await stored_steps(store, "r1")
-
-    assert (502, "engine_disconnected") == (status, payload["error"]["code"])
-    assert "did not return token ids" in payload["error"]["message"]
+    assert (502, "engine_disconnected") == (response.status, response.json["error"]["code"])
+    assert "did not return token ids" in response.json["error"]["message"]
     assert ("complete", False) == (step.status, step.trainable)
 
 
 async def test_an_engine_error_is_returned_unchanged(store, engine):
-    engine.respond = lambda request, body: refusing()
+    engine.answers({"error": {"message": "too long"}}, 400)
+    response, _ = await one_call(engine, store, VLLM, "/rollouts/r1/generate")
 
-    async def refusing():
-        return web.json_response({"error": {"message": "too long"}}, status=400)
-
-    async with proxying(engine.url, store) as served:
-        assert (400, {"error": {"message": "too long"}}) == await post(f"{served.url}/generate", VLLM)
+    assert (400, {"error": {"message": "too long"}}) == (response.status, response.json)
 
 
-async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape(store, engine):
-    async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
-        url = f"{served.url}/rollouts/r1/generate"
-        first = await post(url, SGLANG, **{"Idempotency-Key": "k"})
-        second = await post(url, SGLANG, **{"Idempotency-Key": "k"})
+async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape(store):
+    first, second = await generate(store, SGLANG, SGLANG, headers={"Idempotency-Key": "k"})
 
-    assert first == second
+    assert (first.status, first.json) == (second.status, second.json)
     assert 1 == len(await stored_steps(store, "r1"))
 
 
@@ -270,15 +240,10 @@ def test_sampling_parameters_of_sglang_are_translated_to_completions():
 def test_missing_sampling_parameters_are_sent_with_neutral_values(body):
     """Completions would otherwise apply the model's `generation_config`."""
     sampling = {**body.get("sampling_params", body), "top_p": 0.5, "temperature": None}
-    sent = read_generate(
-        "/generate",
-        {**body, "sampling_params": sampling} if "sampling_params" in body else sampling,
-        TranslationOptions(),
-    ).body
+    body = {**body, "sampling_params": sampling} if "sampling_params" in body else sampling
+    neutral = {"temperature": 1.0, "top_p": 0.5, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
-    assert (1.0, 0.5, -1, 0.0, 1.0) == tuple(
-        sent[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    )
+    assert neutral.items() <= read_generate("/generate", body, TranslationOptions()).body.items()
 
 
 def test_the_catch_all_alias_applies_to_calls_without_a_model():

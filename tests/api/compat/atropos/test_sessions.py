@@ -21,6 +21,14 @@ from proxy.simulator.options import Options
 from storage.errors import StoreUnreachable
 
 UNKNOWN = "00000000-0000-8000-8000-000000000000"
+ROUTES = [
+    ("DELETE", "", None),
+    ("GET", "/nodes", None),
+    ("GET", "/v1/models", None),
+    ("POST", "/v1/chat/completions", {"messages": HELLO}),
+    ("POST", "/v1/chat/completions/render", {"messages": HELLO}),
+    ("POST", "/v1/completions", {"prompt": "x"}),
+]
 CONTROL = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}
 
 
@@ -35,10 +43,8 @@ async def test_at_7_and_at_9_health_has_the_model_and_the_counts_of_sessions_and
     await proxy.create()
     await proxy.request("POST", "/rollouts", {"rollout_id": "r1"})
 
-    assert (
-        200,
-        {"status": "ok", "model": "simulated", "sessions": 1, "servers": 1, "healthy_servers": 1},
-    ) == await proxy.request("GET", "/health")
+    health = {"status": "ok", "model": "simulated", "sessions": 1, "servers": 1, "healthy_servers": 1}
+    assert (200, health) == await proxy.request("GET", "/health")
     assert 2 == len([name async for name in store.names()])
 
 
@@ -242,20 +248,12 @@ async def test_chats_of_a_session_have_logprobs_with_every_setting_of_record_log
 @pytest.mark.parametrize("keep_sessions", [True, False])
 async def test_at_7_routes_of_a_deleted_session_are_404(store, keep_sessions):
     """This holds whether its rollout is kept or not."""
-    calls = [
-        ("DELETE", "", None),
-        ("GET", "/nodes", None),
-        ("GET", "/v1/models", None),
-        ("POST", "/v1/chat/completions", {"messages": HELLO}),
-        ("POST", "/v1/chat/completions/render", {"messages": HELLO}),
-        ("POST", "/v1/completions", {"prompt": "x"}),
-    ]
     async with serving_sessions(store, atropos={"enabled": True, "keep_sessions": keep_sessions}) as proxy:
         uuid = await proxy.create()
         await proxy.request("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 4})
 
         assert (200, {"status": "deleted", "uuid": uuid}) == await proxy.request("DELETE", f"/{uuid}")
-        for method, path, body in calls:
+        for method, path, body in ROUTES:
             assert error(404, f"Session {uuid} not found") == await proxy.request(method, f"/{uuid}{path}", body)
         assert (200, {"sessions": []}) == await proxy.request("GET", "/sessions")
         assert (200 if keep_sessions else 404) == (await proxy.request("GET", f"/rollouts/{uuid}"))[0]
@@ -299,12 +297,10 @@ async def test_deleting_a_session_does_not_change_how_its_rollout_was_finished(p
     before, meanwhile = await proxy.create(), await proxy.create()
     await finish_as_failed(proxy, store, before)
     assert 200 == (await proxy.request("DELETE", f"/{before}"))[0]
-    store.waiting["update_if"] = asyncio.Event()
+    reached, proceed = store.pauses("update_if")
     deleting = asyncio.create_task(proxy.request("DELETE", f"/{meanwhile}"))
-    async with asyncio.timeout(50):
-        while "update_if" not in store.reached:
-            await asyncio.sleep(0.005)
-    proceed = store.waiting.pop("update_if")
+    await reached.wait()
+    del store.waiting["update_if"]
     await finish_as_failed(proxy, store, meanwhile)
     proceed.set()
     assert 200 == (await deleting)[0]
@@ -317,14 +313,7 @@ async def test_deleting_a_session_does_not_change_how_its_rollout_was_finished(p
 
 async def test_at_7_an_unknown_session_is_404_on_every_route(proxy):
     for uuid in [UNKNOWN, "nonexistent"]:
-        for method, path, body in [
-            ("GET", "/nodes", None),
-            ("DELETE", "", None),
-            ("POST", "/v1/chat/completions", {"messages": HELLO}),
-            ("POST", "/v1/chat/completions/render", {"messages": HELLO}),
-            ("POST", "/v1/completions", {"prompt": "x"}),
-            ("GET", "/v1/models", None),
-        ]:
+        for method, path, body in ROUTES:
             assert error(404, f"Session {uuid} not found") == await proxy.request(method, f"/{uuid}{path}", body)
 
 
@@ -346,13 +335,8 @@ async def test_session_routes_do_not_shadow_routes_of_the_control_api(proxy, nam
 
 async def test_with_atropos_disabled_its_routes_are_404(store):
     async with serving_sessions(store, atropos={}) as proxy:
-        for method, path in (
-            ("POST", "/setup"),
-            ("GET", "/servers"),
-            ("POST", "/sessions/create"),
-            ("GET", "/sessions"),
-        ):
-            assert 404 == (await proxy.request(method, path, {}))[0]
+        for route in ("POST /setup", "GET /servers", "POST /sessions/create", "GET /sessions"):
+            assert 404 == (await proxy.request(*route.split(), {}))[0]
         assert (200, {"status": "ok"}) == await proxy.request("GET", "/health")
 
 
@@ -389,10 +373,8 @@ async def test_health_is_200_while_the_store_is_unreachable(proxy, store):
 async def test_a_session_is_served_by_every_replica(proxy, store):
     uuid = await proxy.create()
     async with serving_sessions(store, proxy.engine_url) as other:
-        assert (
-            200
-            == (await other.request("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2}))[0]
-        )
+        chat = ("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
+        assert 200 == (await other.request(*chat))[0]
 
     assert 1 == len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"])
 

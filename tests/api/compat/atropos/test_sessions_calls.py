@@ -1,4 +1,4 @@
-"""Calls within a session of Atropos' proxy."""
+"""Calls within a session of Atropos' proxy, and texts and rendered prompts from its engine."""
 
 import openai
 import pytest
@@ -39,13 +39,9 @@ async def test_at_7_a_chat_response_has_the_shape_of_atropos_proxy_and_an_exact_
 
 async def test_at_7_tool_calls_and_their_finish_reason_are_in_the_response(store, engine):
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-
-    async def respond(request, body):
-        message = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": None}
-        payload = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-        return web.json_response({"id": "x", "created": 7, "model": "m", "choices": [payload]})
-
-    engine.respond = respond
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": None}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    engine.answers({"id": "x", "created": 7, "model": "m", "choices": [choice]})
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
         engine.requests.clear()
@@ -53,11 +49,8 @@ async def test_at_7_tool_calls_and_their_finish_reason_are_in_the_response(store
             "POST", f"/{uuid}{CHAT}", {"messages": HELLO, "tools": [ADD], "tool_choice": "auto"}
         )
 
-    assert {
-        "index": 0,
-        "message": {"role": "assistant", "content": None, "tool_calls": [call]},
-        "finish_reason": "tool_calls",
-    } == payload["choices"][0]
+    del message["reasoning"]
+    assert choice == payload["choices"][0]
     assert ([ADD], "auto") == (engine.requests[-1]["tools"], engine.requests[-1]["tool_choice"])
 
 
@@ -76,11 +69,7 @@ async def test_at_7_empty_messages_are_400_and_missing_messages_422(proxy):
 @pytest.mark.parametrize("status", [400, 500, 503])
 async def test_at_7_an_engine_error_is_500_completion_failed(store, engine, status):
     """It has the engine's message; an error step and no node is recorded."""
-
-    async def respond(request, body):
-        return web.json_response({"error": {"message": "out of memory"}}, status=status)
-
-    engine.respond = respond
+    engine.answers({"error": {"message": "out of memory"}}, status)
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
         response = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
@@ -119,16 +108,12 @@ async def test_at_7_a_rendered_prompt_equals_the_prompt_of_the_call(proxy, store
 
 async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
     """It has the engine's message."""
-
-    async def respond(request, body):
-        return web.json_response({"message": "no template"}, status=400)
-
-    engine.respond = respond
+    engine.answers({"message": "no template"}, 400)
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
         response = await proxy.request("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
 
-    assert error(400, 'Failed to render prompt: fake returned status 400: {"message": "no template"}') == response
+    assert error(400, 'Failed to render prompt: fake returned status 400: {"message":"no template"}') == response
 
 
 async def test_an_invalid_rendered_prompt_of_the_engine_is_400(store, engine):
@@ -206,3 +191,45 @@ async def test_a_minted_key_is_403_for_sessions_of_other_rollouts(proxy):
 
     for name in (uuid, other):
         assert 403 == (await proxy.request("POST", f"/{name}{CHAT}", {"messages": HELLO}, headers))[0]
+
+
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+
+
+async def test_without_detokenization_the_text_of_a_node_is_null(store, engine):
+    """Its tokens are complete."""
+
+    async def respond(request, body):
+        if request.path != "/v1/completions":
+            return web.json_response({"detail": "Not Found"}, status=404)
+        logprobs = {"token_logprobs": [-0.5], "tokens": ["a"], "top_logprobs": [None], "text_offset": [0]}
+        choice = {"index": 0, "text": "a", "finish_reason": "stop", "prompt_token_ids": [1], "token_ids": [5]}
+        head = {"id": "c", "object": "text_completion", "created": 1, "model": "m", "usage": USAGE}
+        return web.json_response({**head, "choices": [{**choice, "logprobs": logprobs}]})
+
+    engine.respond = respond
+    async with serving_sessions(store, engine.url) as proxy:
+        uuid = await proxy.create()
+        await proxy.request("POST", f"/{uuid}/v1/completions", {"prompt": [1], "max_tokens": 1})
+        _, payload = await proxy.request("GET", f"/{uuid}/nodes")
+
+    assert [(None, [1, 5])] == [(node["full_text"], node["tokens"]) for node in payload["nodes"]]
+
+
+async def test_a_session_is_created_without_a_model_if_the_engine_lists_none(store, engine):
+    async with serving_sessions(store, engine.url) as proxy:
+        status, payload = await proxy.request("POST", "/sessions/create", {})
+
+    assert (200, None) == (status, payload["model_name"])
+
+
+async def test_rendering_with_an_engine_that_cannot_tokenize_messages_is_400(store, engine):
+    engines = {"endpoints": [{"url": engine.url, "kind": "plain", "name": "text"}]}
+    async with serving_sessions(store, engine.url, engines=engines) as proxy:
+        uuid = await proxy.create()
+        status, payload = await proxy.request("POST", f"/{uuid}/v1/chat/completions/render", {"messages": HELLO})
+
+    assert (400, "Failed to render prompt: the engine text (plain) does not support /tokenize for messages") == (
+        status,
+        payload["error"]["message"],
+    )

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import orjson
 import pytest
 from aiohttp import web
 from tests.support.recorded import load
@@ -44,11 +43,9 @@ async def proxy(simulator, store, runner):
         yield proxy
 
 
-async def exported(proxy, rollout_id="r1"):
-    await proxy.http.patch(f"{proxy.url}/rollouts/{rollout_id}", json={"reward": 1.0})
-    status, payload = await proxy.get(f"/rollouts/{rollout_id}/export?format=osmosis&container=json")
-    assert 200 == status, payload
-    return payload["rows"] if isinstance(payload, dict) else payload
+async def exported(proxy):
+    await proxy.http.patch(f"{proxy.url}/rollouts/r1", json={"reward": 1.0})
+    return await proxy.rows("osmosis")
 
 
 @pytest.mark.parametrize("shape", ["vllm", "sglang"])
@@ -107,21 +104,16 @@ async def test_os_4_a_malformed_mask_is_422_and_nothing_is_recorded(proxy, store
 )
 async def test_os_5_an_engine_error_fails_the_rollout_and_nothing_is_trained(store, engine, runner, status, category):
     """The caller gets the engine's status."""
-
-    async def respond(request, body):
-        return web.json_response({"error": {"message": "no"}}, status=status)
-
-    engine.respond = respond
+    engine.answers({"error": {"message": "no"}}, status)
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
         _, payload = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
-        _, rows = await proxy.get("/rollouts/r1/export?format=steps&container=json")
+        rows = await proxy.rows("steps")
+    fields = payload["result"]["extra_fields"]
 
-    assert ("failed", category, status) == (
-        payload["status"], payload["result"]["extra_fields"]["error_category"], payload["result"]["extra_fields"]["http_status"]
-    )  # fmt: skip
+    assert ("failed", category, status) == (payload["status"], fields["error_category"], fields["http_status"])
     assert ["error"] == [step.status for step in await stored_steps(store, "r1")]
-    assert not (rows["rows"] if isinstance(rows, dict) else rows)
+    assert [] == rows
 
 
 async def test_os_5_an_engine_that_refuses_connections_is_503(store, runner):
@@ -201,8 +193,7 @@ async def test_os_9_a_call_that_is_retried_after_an_error_is_trained_once(store,
     engine.respond = respond
     async with dispatching(engine.url, store, runner) as proxy:
         received = [(await proxy.post(path, FLAT))[0] for _ in range(2)]
-        _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
-    rows = rows["rows"] if isinstance(rows, dict) else rows
+        rows = await proxy.rows("sequences")
 
     assert [500, 200] == received
     assert ["error", "complete"] == [step.status for step in await stored_steps(store, "r1")]
@@ -219,8 +210,7 @@ async def test_os_9_a_call_that_is_retried_after_a_disconnect_is_trained_once(st
         await wait_for_steps(store, "r1")
         engine.plays(WHOLE)
         await proxy.post("/v1/chat/completions", CHAT)
-        _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
-    rows = rows["rows"] if isinstance(rows, dict) else rows
+        rows = await proxy.rows("sequences")
 
     assert [("partial", False), ("complete", True)] == [
         (step.status, step.delivered) for step in await stored_steps(store, "r1")
@@ -270,25 +260,18 @@ async def test_os_10_the_rollouts_tools_are_added_to_calls_without_tools(store, 
 async def test_a_flat_response_has_all_required_fields(proxy, store):
     """The call works below a prefix, and is recorded as a chat call."""
     body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
-    async with proxy.http.post(f"{proxy.url}/rollouts/r1/v1/completions", json=body) as response:
-        payload = orjson.loads(await response.read())
+    _, payload = await proxy.post("/rollouts/r1/v1/completions", body)
     (step,) = await stored_steps(store, "r1")
     (choice,) = payload["choices"]
 
-    assert ("chat.completion", "default", True, True) == (
-        payload["object"], payload["model"], isinstance(payload["id"], str), isinstance(payload["created"], int)
-    )  # fmt: skip
-    assert (0, "assistant", True) == (
-        choice["index"],
-        choice["message"]["role"],
-        isinstance(choice["finish_reason"], str),
-    )
+    assert ("chat.completion", "default") == (payload["object"], payload["model"])
+    assert (str, int) == (type(payload["id"]), type(payload["created"]))
+    assert (0, "assistant", str) == (choice["index"], choice["message"]["role"], type(choice["finish_reason"]))
     assert step.choices[0].ids.tolist() == payload["token_ids"]
     assert step.choices[0].logprobs.tolist() == payload["logprobs"]
     assert step.prompts[0].tolist() == payload["prompt_token_ids"]
-    assert ("chat", "/v1/chat/completions", "osmosis", True) == (
-        step.dialect, step.endpoint, step.extra["form"], step.exact
-    )  # fmt: skip
+    assert ("chat", "/v1/chat/completions") == (step.dialect, step.endpoint)
+    assert ("osmosis", True) == (step.extra["form"], step.exact)
 
 
 async def test_a_flat_response_has_logprobs_with_every_setting_unless_the_call_disables_them(simulator, store, runner):
@@ -313,13 +296,11 @@ async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404
     await proxy.post("/rollouts", {"rollout_id": "r1"})
     starting = write_fields({"osmosis": ticket("calculator", "async", "", "starting")})
     await store.update_if("r1", starting, expect={}, now_ms=1)
-    store.waiting["get"] = asyncio.Event()
+    reached, proceed = store.pauses("get")
     calling = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
-    async with asyncio.timeout(TIMEOUT_S):
-        while "get" not in store.reached:
-            await asyncio.sleep(0.005)
+    await reached.wait()
     await proxy.http.delete(f"{proxy.url}/rollouts/r1")
-    store.waiting["get"].set()
+    proceed.set()
 
     assert 404 == (await calling)[0]
 
@@ -442,10 +423,7 @@ async def test_a_control_key_can_report_the_result_of_any_rollout(guarded, store
     ]
 
     assert [200] * 3 == statuses
-    assert ("completed", "failed") == (
-        (await stored_rollout(store, "r1")).status,
-        (await stored_rollout(store, "r9")).status,
-    )
+    assert ["completed", "failed"] == [(await stored_rollout(store, name)).status for name in ("r1", "r9")]
     assert 401 == (await guarded.post("/v1/chat/completions", CHAT, BOSS))[0]
 
 
@@ -495,9 +473,8 @@ async def test_a_claim_does_not_overwrite_concurrent_changes_of_metadata(guarded
     store.update_if = late
     await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
 
-    assert {"task": 8, "osmosis": {"claim": {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}}} == (
-        await stored_rollout(store, "r1")
-    ).metadata
+    claim = {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}
+    assert {"task": 8, "osmosis": {"claim": claim}} == (await stored_rollout(store, "r1")).metadata
 
 
 @pytest.mark.parametrize("own", ["mine", {"env": "calculator"}])
@@ -522,10 +499,8 @@ async def test_without_control_keys_a_result_is_accepted_unless_it_has_an_agents
         await proxy.post(COMPLETED, RESULT, keyed("none"))
 
     assert ("open", None) == (claimed.status, claimed.reward)
-    assert ("completed", 0.25) == (
-        (await stored_rollout(store, "r1")).status,
-        (await stored_rollout(store, "r1")).reward,
-    )
+    reported = await stored_rollout(store, "r1")
+    assert ("completed", 0.25) == (reported.status, reported.reward)
 
 
 async def test_with_separate_ports_a_result_without_a_key_is_stored_as_a_claim(store, engine, runner):
@@ -567,9 +542,8 @@ async def test_results_are_in_the_rollout_only(guarded, store):
             await guarded.post(COMPLETED, RESULT, caller)
     _, listed = await guarded.get("/rollouts", BOSS)
     _, reopened = await guarded.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
-    _, rows = await guarded.get("/rollouts/r1/export?format=sequences&container=json", BOSS)
+    rows = await guarded.rows("sequences", BOSS)
     _, shown = await guarded.get("/rollouts/r1", BOSS)
-    rows = rows["rows"] if isinstance(rows, dict) else rows
 
     assert [{"task": 7}] == [rollout["metadata"] for rollout in listed["rollouts"]]
     assert {"task": 7} == reopened["metadata"]
