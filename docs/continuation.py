@@ -74,9 +74,7 @@ an earlier step, as Atropos' `ManagedServer` sends them.
 | SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
 | llama.cpp, any other server | not continued | not continued | |
 
-A vLLM that names the field `prompt_token_ids` of chat requests in `/openapi.json` gets the ids there (no release does; tested
-with the simulator). An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's
-prompt ids.
+An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's prompt ids.
 
 - Tools, parsers, streaming and structured output work as before; clients do not see the injected fields, and usage is the
   engine's.

@@ -107,7 +107,8 @@ def metrics_page() -> str:
         *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(STORE_GAUGES, "0"), {}),
     ]
     rows = [
-        f"- `{metric.name}{'_total' if metric.type == 'counter' else ''}`, {metric.type}"
+        f"- `{metric.name}{'_total' if metric.type == 'counter' else ''}`"
+        f"{', histogram' * (metric.type == 'histogram')}"
         f"{''.join(f', `{label}`' for label in collector._labelnames)}: {metric.documentation}"  # noqa: SLF001 - not public
         for collector in collectors
         for metric in collector.describe()
@@ -116,15 +117,15 @@ def metrics_page() -> str:
         "# Metrics\n\n"
         + MADE
         + "Look up here what a metric at `GET /metrics` means. With control keys configured, the "
-        "endpoint requires one.\n\n"
-        "- `engine` is the name of an endpoint. A call counts for the endpoint to which it was routed last, even if it ended "
-        "in the queue\n  of that endpoint. A request that is rejected before it is routed counts in `tokentape_errors_total` "
-        "only.\n"
+        "endpoint requires one.\n[Monitoring](monitoring.md) has alerts and the dashboard.\n\n"
+        "- `engine` is the name of an endpoint. A call counts for the endpoint to which it was routed last. A request that is "
+        "rejected\n  before it is routed counts in `tokentape_errors_total` only.\n"
         "- `status` is the HTTP status that the client received; 499 means that the client disconnected.\n"
         "- There are no `_created` series. On Linux, `/metrics` also has the `process_*` metrics of the Prometheus client "
         "library.\n\n"
-        "Alerts and the dashboard: [monitoring](monitoring.md).\n\n"
-        "Each with its type and labels:\n\n" + "\n".join(rows) + "\n"
+        "Each with its labels; names in `_total` are counters, the others without a type gauges:\n\n"
+        + "\n".join(rows)
+        + "\n"
     )
 
 
@@ -159,7 +160,8 @@ def shapes_page() -> str:
     """Return docs/trajectories.md with its table of shapes, which tests/trajectory/test_shapes.py asserts."""
     shapes = import_module("tests.support.shapes").SHAPES
     rows = [
-        f"| {shape.name}: {shape.meaning} | {_paths(shape.paths)} | {_paths(shape.rows)} "
+        f"| {shape.name}: {shape.meaning} | {_paths(shape.paths)} "
+        f"| {_paths(shape.rows) if shape.rows != shape.paths else 'the same'} "
         f"| {shape.counted.trained:,} of {shape.counted.total:,} |"
         for shape in shapes
     ]

@@ -115,7 +115,8 @@ def _kind(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
         return f" ({'|'.join(schema.get('enum') or [schema['const']])})"
     kind = schema.get("type", "any")
     if kind == "array":
-        return f" list of{_kind(schema.get('items', {}), schemas) or ' strings'}"
+        kind = _kind(schema.get("items", {}), schemas) or " text"
+        return f" list of{kind}" if kind.endswith(")") else f"{kind}s"
     note = f" ({schema['description']})" if "description" in schema else ""
     return (f" {kind}" if kind != "string" else "") + _bounds(schema) + note
 
