@@ -4,10 +4,10 @@ from proxy.continuation.types import REASONS
 
 _OPENING = """After this page you know when a conversation stays one sequence, when it does not, and where to see the reason.
 
-An agent sends back text. The engine renders and tokenizes the whole conversation again for each call, and the ids of earlier
-turns can differ from the sampled ones: another split of the same text, tool calls in other whitespace, trimmed text, reasoning
-that the chat template drops. Each such boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence,
-with more tokens to train and a prompt that the KV cache does not contain.
+An agent sends back text, which the engine renders and tokenizes again for each call. The ids of earlier turns can then differ
+from the sampled ones: another split of the same text, tool calls in other whitespace, trimmed text, dropped reasoning. Each such
+boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence, with more tokens to train and a prompt
+that the KV cache does not contain.
 
 TokenTape therefore sends the prompt of a call that continues a recorded step as **token ids**:
 
@@ -25,8 +25,7 @@ TokenTape therefore sends the prompt of a call that continues a recorded step as
 ```
 
 The bridge is the end of the engine's own rendering (`/tokenize`): TokenTape has no tokenizer, no template and no list of
-models. It compares the prompt ids in the response with those it sent. Agents do not change: any dialect, streamed or not, with
-branches, retries, sub-agents and several choices.
+models. It compares the prompt ids in the response with those it sent. Agents do not change.
 
 ## Modes
 
@@ -79,8 +78,7 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
 - Tools, parsers, streaming and structured output work as before; clients do not see the injected fields, and usage is the
   engine's.
 - A continued call costs one rendering, in place of the tokenization by the call itself. With drift it costs two requests to
-  `/detokenize`, and in about 15 % of these cases four more renderings (at most 15 in `append`, if a reply was cut or is all
-  reasoning), all at the call's endpoint and within `continuation.timeout_s`.
+  `/detokenize`, and in about 15 % of these cases four more renderings (at most 15 in `append`).
 - If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects a call with ids, the call is sent
   again unchanged. What such a call shows holds for the rollout, and for all once [three
   rollouts](decisions/100-beliefs-about-engines.md) have shown it.
@@ -97,14 +95,13 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
   (`gemma4`).
 
 **gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. `append` keeps
-`<|return|>`: six turns are one sequence. In `faithful`, each answer with a successor forks by this one token (`other_stop`),
-and a tool loop only after its answers. [Its authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with
-`<|return|>` only as the last token of a target, and with `<|end|>` in the history, without earlier reasoning: use `faithful`
-for prompts as the model knows them.
+`<|return|>`; in `faithful`, each answer with a successor forks by this one token (`other_stop`). [Its
+authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|end|>` in the history, without earlier
+reasoning: use `faithful` for prompts as the model knows them.
 
-**Stop strings** (`stop`): their tokens were sampled, and the engine cuts them from the visible text. If one begins within a
-token, the prompt has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next prompt has `Bees`. In
-`faithful` such a turn is continued only if the visible text ends where a token does (reason `stop_string`).
+**Stop strings** (`stop`) were sampled, and the engine cuts them from the visible text. If one begins within a token, the prompt
+has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next prompt has `Bees`. In `faithful` such a turn is
+continued only if the visible text ends where a token does (reason `stop_string`).
 
 **Measured** over the 41 original chat templates of TRL 1.16 (`make continuation-table`), with rollouts of six turns, sampled
 as tokens that no tokenizer would choose, tool loops, cut replies, stop strings, and an agent that formats arguments in its own
@@ -120,8 +117,7 @@ continued is sent as it came, and the reason is counted:
 """
 
 _MIXED = """
-In `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently. Text
-parts of a message equal the one text that the engine makes of them; fields of parts such as `cache_control` are not compared.
+In `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently.
 [Decision 064](decisions/064-exact-continuation.md) has the limits.
 
 ## Where to see it

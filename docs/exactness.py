@@ -30,9 +30,8 @@ $ tokentape certify http://127.0.0.1:8000
 
 It sends each shape of a call to the engine alone and through TokenTape, compares what an agent sees, checks the recorded step,
 and lets vLLM and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or
-not served. With `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Its last line is
-for bug reports. Below are its results with the engines of `make test-engine`, on a CPU with tiny models; [the
-files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 (torch 2.11, Triton attention, eager) gives the same
+not served. With `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Below are its
+results on a CPU with tiny models; [the files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 gives the same
 results; its scores of 1,816 recorded tokens differ by 0.009 on average, 0.062 at most.
 
 [certified]: https://github.com/tokentape/tokentape/tree/main/docs/certified
@@ -64,18 +63,17 @@ normalize over the same tokens, the *sampling mask*, else likelihood ratios of u
 | vLLM, `raw_logprobs` | over all tokens | - |
 | SGLang | over all tokens; with a mask over the kept ones | of chat calls with a `top_k`, if `record.sampling_masks` is true |
 
-vLLM 0.32.0 returns masks on GPUs only, also in streams, and then status 500 for calls without a `top_k` or with temperature 0.
-SGLang 0.5.23 was run with a `top_k` of at most 4,000. Set a `top_k` for all calls with `sampling.default`. `logprobs_over` of a
-row's span shows what its logprobs are over ([formats](formats.md#sequences)). Scored again over the recorded masks, logprobs
-differ by less than 1e-5 on SGLang 0.5.23 (temperatures 1 and 0.7), and by 0.010 on average, 0.098 at most, on vLLM 0.32.0 in
-bfloat16 (temperatures 0.7 to 1.5).
+vLLM 0.32.0 returns masks on GPUs only, and then status 500 for calls without a `top_k` or with temperature 0. SGLang 0.5.23 was
+run with a `top_k` of at most 4,000. Set a `top_k` for all calls with `sampling.default`. `logprobs_over` of a row's span shows
+what its logprobs are over ([formats](formats.md#sequences)). Scored again over the recorded masks, logprobs differ by less than
+1e-5 on SGLang 0.5.23, and by 0.010 on average, 0.098 at most, on vLLM 0.32.0 in bfloat16.
 
 **Routed experts** of mixture-of-experts models, for routing replay. `record.routed_experts` requests them for SGLang's chat
 calls (`--enable-return-routed-experts`); vLLM with the same flag returns them for all unstreamed calls, and in streams of
 `/inference/v1/generate`. Both do so on GPUs only. Rows of `sequences` carry the experts of every token but the last once, or
-none if a step lacks some; a step with another number is flagged `bad_experts`. vLLM 0.32.0 was run with a small model: every
-row had them; 7 of 7,033 tokens that two calls processed had other experts in the later call, and rows keep the first ones.
-SGLang's were read in 0.5.23, and run with the simulator.
+none if a step lacks some; a step with another number is flagged `bad_experts`. vLLM 0.32.0 was run with a small model: 7 of
+7,033 tokens that two calls processed had other experts in the later call, and rows keep the first ones. SGLang's were read in
+0.5.23, and run with the simulator.
 """
 
 _UNSEEN = """## What the checks cannot detect

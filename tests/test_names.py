@@ -6,7 +6,7 @@ from tests.support.names import Text
 
 # Owner -> names that are not ours, or that a text cites because they do not exist.
 FOREIGN: dict[str, set[str]] = {
-    "agents": {"/compact", "/compress", "/root/count", "--print", "--provider", "openai_base_url"},
+    "agents": {"/root/count", "--print", "--provider", "openai_base_url"},
     "AReaL": {"compute_logp"},
     "Atropos": {"POST /scored_data", "health_check"},
     "a field of a step, with the name of a section of the settings": {"sampling.constrained"},
