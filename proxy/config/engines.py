@@ -227,7 +227,7 @@ class ScorerSettings(Section):
         "Its model at the engines. Default: the first that one lists."
     )
     version: Annotated[str, Field(min_length=1)] | None = described(
-        "Version of its weights, by which scores are cached."
+        "Version of its weights, by which scores are cached: change it with them."
     )
 
 
