@@ -2,8 +2,7 @@
 
 from proxy.continuation.types import REASONS
 
-_OPENING = """After this page you know when a conversation stays one sequence, when it does not, and where to see the reason.
-
+_OPENING = """\
 An agent sends back text, which the engine renders and tokenizes again for each call. The ids of earlier turns can then differ
 from the sampled ones: another split of the same text, tool calls in other whitespace, trimmed text, dropped reasoning. Each
 such boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence, with more tokens to train and a

@@ -16,8 +16,7 @@ from proxy.trajectory.fidelity import PROBLEMS
 
 CERTIFIED = Path(__file__).parent / "certified"
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other server (plain)"}
-_OPENING = """After this page you know which calls of your engine are recorded exactly, and which are flagged and why.
-
+_OPENING = """\
 A step is **exact** if all checks show that its ids and logprobs are those that the engine sampled, and its prompt ids those
 that the engine processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only `include=flagged` exports it.
 A reason that the tables below lack is logged and counted in `tokentape_unexpected_losses_total`.
@@ -36,7 +35,8 @@ results; its scores of 1,816 recorded tokens differ by 0.009 on average, 0.062 a
 
 [certified]: https://github.com/tokentape/tokentape/tree/main/docs/certified
 
-{meanings}
+*Flagged* is for a known limitation of the engine. *Forks* is recorded exactly, but the conversation becomes several sequences,
+with more tokens to train. `certify` explains the other results; do not train after *wrong*, *differs* or *failed*.
 
 **Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a limitation
 below; then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after comments as
@@ -92,9 +92,8 @@ one choice of the same rollout, or of three others within ten minutes, reveals t
 
 def exactness_page(made: str) -> str:
     """Return the page."""
-    meanings = "\n".join(f"- *{verdict}*: {meaning}" for verdict, meaning in MEANINGS.items())
     engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
-    return f"# Exactness\n\n{made}{_OPENING.replace('{meanings}', meanings)}\n{engines}\n{_UNSEEN}"
+    return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_UNSEEN}"
 
 
 def _engine(engine: Engine) -> Iterator[str]:

@@ -7,8 +7,7 @@ from proxy.export import FORMATS, Format
 from proxy.export.base import Batched, Column, Columns, Fill
 from proxy.export.containers import CONTAINERS
 
-_OPENING = """Look up here the fields of each export format, and the containers of rows.
-
+_OPENING = """\
 Every format is a view of `sequences` or of `steps`; nothing is retokenized, padded or filled in unless documented below. If a
 format cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips and reports it. A
 missing or null field is unknown. A *batch* is an object of lists with one entry per row; other formats return lists of rows.

@@ -84,8 +84,9 @@ def settings_page() -> str:
         if not name.startswith("rescore.scorers.NAME.endpoints[].")  # the same as engines.endpoints
     ]
     return (
-        "# Settings\n\n" + MADE + "Look up here what a setting does.\n\n"
-        "Set them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets `store.url`."
+        "# Settings\n\n"
+        + MADE
+        + "Set them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets `store.url`."
         "\nThe command line has precedence over the environment, and the environment over the file. "
         "Bold settings are required;\nthe default is what follows `=`, else null. Names that end in `_s` are in seconds, in "
         "`_bytes` in bytes.\n\n" + "\n".join(rows) + "\n"
@@ -116,8 +117,8 @@ def metrics_page() -> str:
     return (
         "# Metrics\n\n"
         + MADE
-        + "Look up here what a metric at `GET /metrics` means. With control keys configured, the "
-        "endpoint requires one.\n[Monitoring](monitoring.md) has alerts and the dashboard.\n\n"
+        + "`GET /metrics` requires a control key, if any is configured. [Monitoring](monitoring.md) has alerts and the "
+        "dashboard.\n\n"
         "- `engine` is the name of an endpoint. A call counts for the endpoint to which it was routed last. A request that is "
         "rejected\n  before it is routed counts in `tokentape_errors_total` only.\n"
         "- `status` is the HTTP status that the client received; 499 means that the client disconnected.\n"
@@ -149,9 +150,7 @@ def fidelity_page() -> str:
     """Return docs/fidelity.md."""
     rows = [f"- `{code}`: {text}" for code, text in PROBLEMS.items()]
     return (
-        "# Fidelity\n\n"
-        + MADE
-        + "Look up here why a step is flagged.\n\nA step without any of these problems is *exact*. Others are "
+        "# Fidelity\n\n" + MADE + "A step without any of these problems is *exact*. Others are "
         "stored, counted in `/metrics`, and exported only with\n`include=flagged`.\n\n" + "\n".join(rows) + "\n"
     )
 
@@ -178,7 +177,7 @@ def decisions_page() -> str:
     return (
         "# Decisions\n\n"
         + MADE
-        + "Look up here why data and promises are as they are, and what would change that.\n\n"
+        + "Why data and promises are as they are, and what would change that:\n\n"
         + "\n".join(rows)
         + "\n"
     )
