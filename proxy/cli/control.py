@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import aiohttp
 import orjson
 
-from proxy.cli.render import recorded_texts
+from proxy.cli.render import prompts_of, recorded_texts
 from proxy.config.sections import ListenTlsSettings
 from proxy.config.settings import Settings
 from proxy.upstream.http_client import failure_text
@@ -92,7 +92,7 @@ class Control(ControlApi):
         """Return the texts of completion tokens that the recorded responses lack, by step ID and position of the choice."""
         found: dict[tuple[str, int], list[str | None]] = {}
         for step in steps:
-            prompts = step.get("prompts") or [step["prompt_ids"] or []]
+            prompts = prompts_of(step)
             for position, choice in enumerate(step["choices"]):
                 if recorded_texts(step, position) is not None:
                     continue

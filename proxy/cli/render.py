@@ -3,7 +3,7 @@
 Each step is rendered once. A branch that starts at a step of another branch names that step. All strings in a step come from
 agents and engines, so all are escaped with `visible`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,19 +28,17 @@ _ID_PREFIX: Final = "token_id:"  # vLLM 0.32.0 with --return-tokens-as-token-ids
 _UNKNOWN: Final = ("none", "dim italic")
 
 
+def prompts_of(step: Mapping[str, Any]) -> list[list[int]]:
+    """Return the ids of the prompts of a step; [] for one without ids."""
+    return step.get("prompts") or [step["prompt_ids"] or []]
+
+
 def recorded_texts(step: Mapping[str, Any], position: int) -> list[str] | None:
     """Return the token texts in the recorded response for a choice, or None unless it has one for each token."""
-    choice = step["choices"][position]
-    returned = next((item for item in _response_choices(step) if item.get("index") == choice["index"]), {})
-    logprobs = returned.get("logprobs") or {}
+    logprobs = (_returned(step, position) or {}).get("logprobs") or {}
     texts = logprobs.get("tokens") or [entry.get("token") for entry in logprobs.get("content") or ()]
     is_text = all(isinstance(text, str) and not text.startswith(_ID_PREFIX) for text in texts)
-    return texts if texts and is_text and len(texts) == len(choice["ids"]) else None
-
-
-def ids_line(ids: Iterable[int], style: str) -> Text:
-    """Return token IDs separated by spaces."""
-    return Text(" ".join(map(str, ids)), style)
+    return texts if texts and is_text and len(texts) == len(step["choices"][position]["ids"]) else None
 
 
 def legend() -> Text:
@@ -60,18 +58,13 @@ def colored(
     for index, token_id in enumerate(ids):
         text = texts[index] if texts else None
         value = logprobs[index] if index < len(logprobs) else None
-        line.append(str(token_id) if text is None else visible(text), _style(value))
+        style = _UNKNOWN[1] if value is None else next(style for least, _, style in _SCALE if value >= least)
+        line.append(str(token_id) if text is None else visible(text), style)
         if with_values:
             line.append("(none)" if value is None else f"({value:.3g})")
         if with_values or text is None:
             line.append(" ")
     return line
-
-
-def _style(logprob: float | None) -> str:
-    if logprob is None:
-        return _UNKNOWN[1]
-    return next(style for least, _, style in _SCALE if logprob >= least)
 
 
 ROLE_WIDTH = 10  # cells
@@ -182,8 +175,7 @@ def prompt_lines(step: Mapping[str, Any], parent: Mapping[str, Any] | None, *, w
 
 def completion_lines(step: Mapping[str, Any], position: int, *, is_trained: bool) -> Iterator[Text]:
     """Yield the completion of a choice, never truncated; bright, or dimmed if no row trains it."""
-    index = step["choices"][position]["index"]
-    choice = next((item for item in _response_choices(step) if item.get("index") == index), None)
+    choice = _returned(step, position)
     if choice is None:
         return
     role, text = (
@@ -273,6 +265,12 @@ def _response_choices(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [choice for choice in choices or () if isinstance(choice, dict)]
 
 
+def _returned(step: Mapping[str, Any], position: int) -> dict[str, Any] | None:
+    """Return the choice of the recorded response at the position of a choice."""
+    index = step["choices"][position]["index"]
+    return next((choice for choice in _response_choices(step) if choice.get("index") == index), None)
+
+
 def _engine_error(step: Mapping[str, Any]) -> str:
     """Return the status and the error message of the engine's response, or its body."""
     response = step["response"] if isinstance(step["response"], dict) else {}
@@ -323,8 +321,12 @@ class RolloutView:
         shown_prompts: set[str] = set()
         parents = {node["parent"] for node in self._nodes.values()}
         for index, leaf in enumerate(node for node in self._nodes if node not in parents):
-            yield from self._branch(index, self._path(leaf), shown_nodes, shown_prompts)
-        yield from self._unplaced()
+            yield from self._branch(index, leaf, shown_nodes, shown_prompts)
+        if self._tree["unplaced"]:  # errors, and steps without token IDs
+            yield Text.assemble("\n", ("── in no branch", "bold"))
+        for unplaced in self._tree["unplaced"]:
+            if (step := self._steps.get(unplaced["step_id"])) is not None:
+                yield from step_lines(step, self._view, whole=False)
 
     def _threads(self) -> Iterator[Text]:
         """Yield a line for each thread if there are several: its name, its steps, and the text with which it starts."""
@@ -337,20 +339,17 @@ class RolloutView:
                 ("thread ", DIM), (visible(thread["name"]), "bold"), (f"{steps}  ", DIM), visible(thread["title"])
             )
 
-    def _path(self, leaf: int) -> list[int]:
+    def _branch(self, branch: int, leaf: int, shown_nodes: set[int], shown_prompts: set[str]) -> Iterator[Text]:
+        """Yield a branch: its path from the root, without the nodes that are shown already."""
         path = [leaf]
         while (parent := self._nodes[path[-1]]["parent"]) in self._nodes:
             path.append(parent)
-        return path[::-1]
-
-    def _branch(
-        self, branch: int, path: Sequence[int], shown_nodes: set[int], shown_prompts: set[str]
-    ) -> Iterator[Text]:
+        path.reverse()
         new = [node for node in path if node not in shown_nodes]
         before = path[len(path) - len(new) - 1] if len(new) < len(path) else None
         continues = "" if before is None else f", continues from step {self._step(before)['index']}"
         count = f"{len(path)} step{'s' * (len(path) > 1)}"
-        thread = self._nodes[path[-1]].get("thread") if len(self._tree.get("threads", ())) > 1 else None
+        thread = self._nodes[leaf].get("thread") if len(self._tree.get("threads", ())) > 1 else None
         count = count if thread is None else f"{visible(thread)}  {count}"
         yield Text.assemble("\n", (f"── branch {branch}", "bold"), (f"  {count}{continues}", DIM))
         for node in new:
@@ -379,15 +378,6 @@ class RolloutView:
         start = 0 if parent is None else self._nodes[parent]["end"]
         yield from token_lines(step, position, start, self._view, is_trained=node["owner"] is not None)
 
-    def _unplaced(self) -> Iterator[Text]:
-        """Yield the steps that are not in the tree: errors, and steps without token IDs."""
-        if self._tree["unplaced"]:
-            yield Text.assemble("\n", ("── in no branch", "bold"))
-        for unplaced in self._tree["unplaced"]:
-            step = self._steps.get(unplaced["step_id"])
-            if step is not None:
-                yield from step_lines(step, self._view, whole=False)
-
     def _step(self, node: int) -> Mapping[str, Any]:
         return self._steps[self._nodes[node]["step_id"]]
 
@@ -412,10 +402,10 @@ def token_lines(
 ) -> Iterator[Text]:
     """Yield the token IDs and logprobs of a choice that the view includes, with prompt IDs from index `start`."""
     choice = step["choices"][position]
-    prompts = step.get("prompts") or [step["prompt_ids"] or []]
     if view.ids:
-        prompt_ids = prompts[choice["prompt"]][start:] if choice["prompt"] < len(prompts) else []
-        yield from block("ids", [ids_line(prompt_ids, DIM), ids_line(choice["ids"], BRIGHT if is_trained else DIM)])
+        prompt = dict(enumerate(prompts_of(step))).get(choice["prompt"], [])
+        lines = ((prompt[start:], DIM), (choice["ids"], BRIGHT if is_trained else DIM))
+        yield from block("ids", [Text(" ".join(map(str, ids)), style) for ids, style in lines])
     if view.logprobs and choice["ids"]:
         texts = recorded_texts(step, position) or view.texts.get((step["step_id"], position))
         tokens = colored(texts, choice["ids"], choice["logprobs"], with_values=view.with_values)

@@ -11,7 +11,6 @@ from proxy.cli.render import (
     colored,
     drift_lines,
     header,
-    ids_line,
     legend,
     recorded_texts,
     step_lines,
@@ -288,10 +287,6 @@ def test_with_values_each_token_is_followed_by_its_logprob():
     line = colored(["a\x1b", None], [7, 8], [-0.125, None], with_values=True)
 
     assert "a\\x1b(-0.125) 8(none) " == line.plain
-
-
-def test_ids_are_one_line_with_a_style():
-    assert "1 2 3" == ids_line([1, 2, 3], "dim").plain
 
 
 @pytest.fixture
