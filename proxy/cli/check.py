@@ -143,14 +143,13 @@ def check_listening(settings: Settings, *, runs: bool) -> Iterator[Finding]:
 
 
 async def proxy_runs(settings: Settings) -> bool:
-    """Return whether a TokenTape control API responds at the configured address; /ready requires no key."""
+    """Return whether a TokenTape control API responds at the configured address."""
     host, port = split_listen(settings.control.listen or settings.listen)
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for comparison only
     scheme = "http" if settings.listen_tls.cert_file is None else "https"
     if port == 0:
         return False
-    url = f"{scheme}://{f'[{local}]' if ':' in local else local}:{port}/ready"
-    return {"status", "store", "engines"} <= (await _get_object(url, any_status=True)).keys()
+    return await _is_proxy(f"{scheme}://{f'[{local}]' if ':' in local else local}:{port}")
 
 
 def _address(name: str, listen: str, *, runs: bool) -> Finding:
@@ -224,15 +223,20 @@ def check_spool(settings: Settings) -> Iterator[Finding]:
         yield Finding("spool", "fault", f"cannot write {path}: {error}", fix)
 
 
-async def _get_object(url: str, *, any_status: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a 200 response, or with `any_status` of any response; {} for anything else."""
+async def _is_proxy(url: str) -> bool:
+    """Return whether a TokenTape control API responds at a URL, which requires no key for its state."""
+    return {"status", "store", "engines"} <= (await _get_object(f"{url}/ready")).keys()
+
+
+async def _get_object(url: str) -> dict[str, Any]:
+    """Return the JSON object of a response; {} for anything else."""
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as http,
             http.get(url, ssl=False, allow_redirects=False) as response,
         ):
-            body = orjson.loads(await response.read()) if any_status or response.status == 200 else {}
+            body = orjson.loads(await response.read())
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return {}
     return body if isinstance(body, dict) else {}
@@ -525,10 +529,8 @@ async def is_tokentape(url: str, settings: Settings) -> bool:
     """Return whether the URL is a TokenTape proxy: this configuration's own address, or a running one."""
     own = [split_listen(listen) for listen in (settings.listen, settings.control.listen) if listen]
     parts = urlsplit(url)
-    if any(parts.port == port and parts.hostname in {host, "localhost", "127.0.0.1"} for host, port in own):
-        return True
-    info = (await _get_object(f"{url}/openapi.json")).get("info")
-    return isinstance(info, dict) and info.get("title") == "TokenTape"
+    is_own = any(parts.port == port and parts.hostname in {host, "localhost", "127.0.0.1"} for host, port in own)
+    return is_own or await _is_proxy(url)
 
 
 def check_aliases(models: Mapping[str, str], listed: Mapping[str, Sequence[str]]) -> Iterator[Finding]:

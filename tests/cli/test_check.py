@@ -130,9 +130,10 @@ async def test_an_unreachable_engine_is_one_fault():
     assert "check that it is running" in fault
 
 
-async def test_a_tokentape_proxy_as_the_engine_is_a_fault(engine_url, store):
-    """It is a running one, or the one that this configuration would start."""
-    async with proxying(engine_url, store) as served:
+@pytest.mark.parametrize("keys", [[], ["a-key"]])
+async def test_a_tokentape_proxy_as_the_engine_is_a_fault(engine_url, store, keys):
+    """It is a running one, also if it requires keys, or the one that this configuration would start."""
+    async with proxying(engine_url, store, agents={"api_keys": keys}, control={"api_keys": keys}) as served:
         (fault,) = graded(await engine_findings(served.url))["fault"]
 
     assert "this is a TokenTape proxy" in fault

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from proxy.cli.certify.access import access_to
 from proxy.cli.certify.certificate import Cell
@@ -24,3 +25,13 @@ async def run_shape(suite: Suite, name: str, *, stream: bool = False) -> Cell:
     kind = suite.kind
     (shape,) = (shape for shape in SHAPES if shape.name == name and shape.is_for(kind))
     return await suite.result(suite.run(shape, stream=stream))
+
+
+def results_of(certificate: dict[str, Any]) -> list[str]:
+    """Return the results in the JSON of a certificate as lines, without dates, times and differences of logprobs."""
+    return [
+        f"{row['topic']}, {row['name']}, {mode}: {' '.join([row[mode]['verdict'], *row[mode]['problems']])}"
+        for row in certificate["rows"]
+        for mode in ("whole", "streamed")
+        if row[mode] is not None
+    ]

@@ -150,16 +150,6 @@ class Certificate:
         }
 
 
-def results_of(certificate: dict[str, Any]) -> list[str]:
-    """Return the results in the JSON of a certificate as lines, without dates, times and differences of logprobs."""
-    return [
-        f"{row['topic']}, {row['name']}, {mode}: {' '.join([row[mode]['verdict'], *row[mode]['problems']])}"
-        for row in certificate["rows"]
-        for mode in ("whole", "streamed")
-        if row[mode] is not None
-    ]
-
-
 def sentences(cells: Iterable[Cell]) -> list[tuple[str, str]]:
     """Return the distinct pairs of sentence and advice of cells."""
     return list(dict.fromkeys((cell.why, cell.fix) for cell in cells if cell.why or cell.fix))

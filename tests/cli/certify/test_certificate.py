@@ -2,8 +2,9 @@
 
 import orjson
 import pytest
+from tests.support.certifying import results_of
 
-from proxy.cli.certify.certificate import FAULTS, MEANINGS, Cell, Certificate, print_certificate, results_of, sentences
+from proxy.cli.certify.certificate import FAULTS, MEANINGS, Cell, Certificate, print_certificate, sentences
 from proxy.cli.certify.shapes import SHAPES
 
 

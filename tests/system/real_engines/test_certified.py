@@ -5,11 +5,11 @@
 
 import orjson
 import pytest
+from tests.support.certifying import results_of
 
 from docs.exactness import CERTIFIED
 from proxy.cli.certify import Request, run_suite
 from proxy.cli.certify.access import access_to
-from proxy.cli.certify.certificate import results_of
 from proxy.cli.console import notes
 from proxy.config.settings import load
 
