@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from tokentape.batches import Batch
 from tokentape.control_api import ControlApi
-from tokentape.transport import Beat, ClientError, Request, Transport, error_from_response, require
+from tokentape.transport import Beat, ClientError, Request, TaskHeartbeat, Transport, error_from_response, require
 from tokentape.types import ClaimedGroup
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructors raise
@@ -133,14 +133,13 @@ class BlockingTransport(Transport):
         self._http.close()
 
 
-class ThreadHeartbeat:
+class ThreadHeartbeat(TaskHeartbeat):
     """Calls `beat` every `interval_s` in a thread, until it returns False or the heartbeat is stopped."""
 
     def __init__(self, beat: Beat, interval_s: float) -> None:
-        self._beat = beat
-        self._interval_s = interval_s
+        super().__init__(beat, interval_s)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tokentape-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._repeat, name="tokentape-heartbeat", daemon=True)
 
     async def start(self) -> None:
         """Start the thread."""
@@ -152,9 +151,9 @@ class ThreadHeartbeat:
         if self._thread.is_alive():
             self._thread.join(MAX_JOIN_S)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
-            if not run(self._beat()):
+    def _repeat(self) -> None:
+        while not self._stopped.wait(self.interval_s):
+            if not run(self.beat()):
                 return
 
 

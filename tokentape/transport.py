@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import isawaitable
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 LOG: Final = logging.getLogger("tokentape.client")
 LOG_EVERY_S: Final = 30.0
@@ -34,24 +34,12 @@ class Request:
     wait_s: float = 0.0
 
 
-class Heartbeat(Protocol):
-    """Calls a function at intervals, until it returns False or the heartbeat is stopped."""
-
-    async def start(self) -> None:
-        """Begin."""
-        ...
-
-    async def stop(self) -> None:
-        """End; also without a start."""
-        ...
-
-
 class TaskHeartbeat:
     """Calls `beat` every `interval_s` in a task, until it returns False or the heartbeat is stopped."""
 
     def __init__(self, beat: Beat, interval_s: float) -> None:
-        self._beat = beat
-        self._interval_s = interval_s
+        self.beat = beat
+        self.interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -66,8 +54,8 @@ class TaskHeartbeat:
     async def _run(self) -> None:
         is_held = True
         while is_held:
-            await asyncio.sleep(self._interval_s)
-            is_held = await self._beat()
+            await asyncio.sleep(self.interval_s)
+            is_held = await self.beat()
 
 
 class Transport:
@@ -81,7 +69,7 @@ class Transport:
         """Wait."""
         await asyncio.sleep(seconds)
 
-    def heartbeat(self, beat: Beat, interval_s: float) -> Heartbeat:
+    def heartbeat(self, beat: Beat, interval_s: float) -> TaskHeartbeat:
         """Return a heartbeat that was not started."""
         return TaskHeartbeat(beat, interval_s)
 
