@@ -67,12 +67,12 @@ class Report:
     skipped: list[str] = field(default_factory=list)
 
 
-def _no_progress(count: int, done: int) -> None:
-    pass
-
-
 async def download(
-    address: ControlAddress, request: ExportRequest, out: Path | None, *, advance: ExportProgress = _no_progress
+    address: ControlAddress,
+    request: ExportRequest,
+    out: Path | None,
+    *,
+    advance: ExportProgress = lambda _count, _done: None,
 ) -> Report:
     """Write the rows to a file or to standard output. `advance` is called with received bytes and completed paths.
 

@@ -18,7 +18,7 @@ from proxy.simulator.options import Faults, Options
 from proxy.simulator.parser import CallBlocks
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
-from proxy.simulator.script import Turn
+from proxy.simulator.script import ScriptedCall, Turn
 from proxy.simulator.template import PLACEHOLDER, Message, prepare_for_vllm, render
 from proxy.simulator.tool_calls import CallSyntax, make_arguments
 
@@ -250,7 +250,7 @@ def _call_maker(chat: ChatRequest, model: Model, syntax: CallSyntax) -> Callable
 
     def make_call(stream: RandomStream) -> Sequence[int]:
         arguments = make_arguments(function.get("parameters"), stream, model.words.texts)
-        return model.tokenizer.encode(syntax.write([(function["name"], arguments)], stream))
+        return model.tokenizer.encode(syntax.write([ScriptedCall(function["name"], arguments)], stream))
 
     return make_call
 
@@ -261,7 +261,7 @@ def _reply_maker(
     """Return a function that makes a scripted reply's ids; the prompt has the opening tag if `reasoning_open`."""
 
     def make_reply(stream: RandomStream) -> Sequence[int]:
-        text = turn.text(syntax.write([(call.name, call.arguments) for call in turn.call], stream))
+        text = turn.text(syntax.write(turn.call, stream))
         return model.tokenizer.encode(text.removeprefix(_REASONING) if reasoning_open else text)
 
     return make_reply

@@ -50,9 +50,7 @@ from proxy.simulator.sglang_wire import (
     sglang_max_tokens,
 )
 from proxy.simulator.template import prepare_for_sglang
-from proxy.simulator.wire import JsonObject, event, named_event, usage
-
-_IDS_EVENT = b"sglext_ids"
+from proxy.simulator.wire import JsonObject, event, usage
 
 
 class _Sglang(Response):
@@ -138,7 +136,7 @@ class _Chat(_Sglang, ChatReply):
         extension = self._extension(self.ids)
         if extension:
             chunk = head | {"usage": None, "sglext": extension}
-            events.append(named_event(_IDS_EVENT, chunk) if self.fields.framed else event(chunk))
+            events.append((b"event: sglext_ids\n" if self.fields.framed else b"") + event(chunk))
         if self.common.include_usage:
             events.append(event(head | {"usage": full_usage(len(self.prompt.ids), self.streamed)}))
         return events
@@ -186,11 +184,14 @@ class _Chat(_Sglang, ChatReply):
             sampled = self.formatter.output(tokens, alternatives, with_text=True)
             logprobs = {"input_token_logprobs": []} | sampled
         meta = self.meta_info(self.prompt, tokens, logprobs)
-        if self.fields.return_routed_experts and self.engine.options.routed_experts:
-            meta["routed_experts"] = routed_experts(
-                self.prompt.ids, [token.id for token in tokens], self.fields.routed_experts_start_len or 0
-            )
+        if self._has_experts:
+            start = self.fields.routed_experts_start_len or 0
+            meta["routed_experts"] = routed_experts(self.prompt.ids, [token.id for token in tokens], start)
         return meta
+
+    @property
+    def _has_experts(self) -> bool:
+        return bool(self.fields.return_routed_experts) and self.engine.options.routed_experts
 
     def _extension(self, choices: Sequence[list[int]]) -> JsonObject:
         """Return `sglext`; empty if no field of it is requested."""
@@ -199,11 +200,7 @@ class _Chat(_Sglang, ChatReply):
             extension["input_ids"] = self.prompt.unexpanded or self.prompt.ids
         if self.fields.return_output_ids_in_sglext:
             extension["output_ids"] = choices
-        if (
-            self.fields.return_routed_experts
-            and self.engine.options.routed_experts
-            and not self.fields.return_meta_info
-        ):
+        if self._has_experts and not self.fields.return_meta_info:
             extension["routed_experts"] = routed_experts(self.prompt.ids, choices[0])
         return extension
 

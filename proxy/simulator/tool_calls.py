@@ -15,6 +15,7 @@ import orjson
 from proxy.simulator.errors import RequestError
 from proxy.simulator.parser import ToolCall
 from proxy.simulator.sampler import RandomStream
+from proxy.simulator.script import ScriptedCall
 from proxy.simulator.template import COMPACT, SPACED, call_text, json_text, to_json
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ _EMPTY_REASONING: Final = re.compile(r"^\s*<think>\s*</think>\s*")
 Render = Callable[[Sequence[dict[str, Any]]], str]
 """Returns the text of the chat with more messages; without any, it ends with the generation prompt."""
 
-Call = tuple[str, object]
-"""A function's name and its arguments: an object, or JSON text that is written unchanged."""
-
 
 @dataclass(slots=True)
 class CallSyntax:
@@ -37,13 +35,16 @@ class CallSyntax:
     model: "Model"
     blocks: dict[str, Sequence[ToolCall]] = field(default_factory=dict)
 
-    def write(self, calls: Sequence[Call], stream: RandomStream) -> str:
+    def write(self, calls: Sequence[ScriptedCall], stream: RandomStream) -> str:
         """Return the text of the calls, each at the model's rate in other white space than the template's."""
-        separators = [self._separators(stream) for _ in calls]
-        arguments = [_object(value) for _, value in calls]
+        rate = self.model.noncanonical_rate
+        separators = [
+            (COMPACT, SPACED)[stream.below(2)] if rate and stream.unit() < rate else (", ", ": ") for _ in calls
+        ]
+        arguments = [_object(call.arguments) for call in calls]
         objects = [value for value in arguments if value is not None]
         if calls and self.model.template is not None and len(objects) == len(calls):
-            names = [name for name, _ in calls]
+            names = [call.name for call in calls]
             block = self._block(names, objects)
             if block is not None and block != "\n".join(map(call_text, names, objects)):
                 for value, pair in zip(objects, separators, strict=True):
@@ -51,11 +52,8 @@ class CallSyntax:
                         block = block.replace(to_json(value), json_text(value, pair), 1)
                 self.blocks[block] = [ToolCall(name, to_json(v)) for name, v in zip(names, objects, strict=True)]
                 return block
-        return "\n".join(call_text(name, value, pair) for (name, value), pair in zip(calls, separators, strict=True))
-
-    def _separators(self, stream: RandomStream) -> tuple[str, str]:
-        rate = self.model.noncanonical_rate
-        return (", ", ": ") if not rate or stream.unit() >= rate else (COMPACT, SPACED)[stream.below(2)]
+        pairs = zip(calls, separators, strict=True)
+        return "\n".join(call_text(call.name, call.arguments, pair) for call, pair in pairs)
 
     def _block(self, names: Sequence[str], arguments: Sequence[dict[str, Any]]) -> str | None:
         """Return the calls as the template writes them; None if they are not at the end of its text."""

@@ -4,7 +4,7 @@ Shapes are from the cassettes `chat_*`, `tool_*`, `reasoning/*`, `cmpl_*`, `scal
 `abort/generate_midflight_version`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Annotated, Any, Final, Literal
@@ -400,13 +400,16 @@ class _Generated(Response):
         """Return a choice with these tokens; experts and weight versions, which need all ids so far, are in its last chunk."""
         ended = tokens[-1].finish_reason is not None
         experts = self.engine.options.routed_experts and ended
+        masks = [
+            sorted({*token.distribution.likely, token.id}) for token in tokens
+        ]  # the ids that could have been sampled
         choice: JsonObject = {
             "index": index,
             "finish_reason": tokens[-1].finish_reason,
             "stop_reason": tokens[-1].stop_reason,
             "token_ids": [token.id for token in tokens],
             "routed_experts": experts_as_npy([*self.fields.token_ids, *sampled_ids]) if experts else None,
-            "sampling_mask": [_sampling_mask(token) for token in tokens] if self.engine.options.sampling_mask else None,
+            "sampling_mask": masks if self.engine.options.sampling_mask else None,
             "weight_versions": self.versions.spans(len(sampled_ids)) if ended else None,
         }
         if self.fields.output_mode == "text":
@@ -415,28 +418,22 @@ class _Generated(Response):
         return choice
 
     def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
-        if self.fields.logprobs is None:
+        """Return logprobs by ids or texts; vLLM truncates the alternatives, which begin with the token, to at least one."""
+        alternatives = self.fields.logprobs
+        if alternatives is None:
             return None
-        entry = _text_entry if self.fields.output_mode == "text" else _id_entry
-        return {"content": [entry(token, self.fields.logprobs) for token in tokens]}
-
-
-def _id_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
-    """Return a token's logprob by ids; vLLM truncates the alternatives, which begin with the token itself, to at least one."""
-    distribution = token.distribution
-    ids = list(dict.fromkeys([token.id, *distribution.top(alternatives)]))[: max(alternatives, 1)]
-    entries = [{"token_id": i, "logprob": distribution.logprob(i), "rank": distribution.rank(i)} for i in ids]
-    return {**entries[0], "top_logprobs": entries}
-
-
-def _text_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
-    entries = [_entry(entry, by_id=False) for entry in token.logprobs[: max(alternatives, 1)]]
-    return {**entries[0], "top_logprobs": entries}
-
-
-def _sampling_mask(token: Token) -> list[int]:
-    """Return the ids that could have been sampled: here the likely tokens and the token itself."""
-    return sorted({*token.distribution.likely, token.id})
+        content = []
+        for token in tokens:
+            distribution, count = token.distribution, max(alternatives, 1)
+            if self.fields.output_mode == "text":
+                entries = [_entry(entry, by_id=False) for entry in token.logprobs[:count]]
+            else:
+                ids = list(dict.fromkeys([token.id, *distribution.top(alternatives)]))[:count]
+                entries = [
+                    {"token_id": i, "logprob": distribution.logprob(i), "rank": distribution.rank(i)} for i in ids
+                ]
+            content.append({**entries[0], "top_logprobs": entries})
+        return {"content": content}
 
 
 class VllmRoutes(EngineRoutes):

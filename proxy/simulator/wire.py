@@ -5,7 +5,7 @@ simulated model never changes with the label of the weights, and has no experts.
 """
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import pack
 from typing import Any, Final
@@ -66,18 +66,14 @@ def experts_as_int32(ids: Sequence[int], start: int = 0) -> str:
 
 
 def _int32(ids: Sequence[int]) -> bytes:
-    experts = list(_experts(ids))
-    return pack(f"<{len(experts)}i", *experts)
-
-
-def _experts(ids: Sequence[int]) -> Iterator[int]:
-    """Yield the experts of each token but the last, which is sampled but never fed to the model."""
+    """Return the experts of each token but the last, which is sampled but never fed to the model."""
     prefix = Prefix()
+    experts: list[int] = []
     for token in ids[:-1]:
         prefix = prefix.with_token(token)
         bits = mix(prefix.hash)
-        for slot in range(LAYERS * EXPERTS_PER_TOKEN):
-            yield (bits >> 3 * slot) % _EXPERTS
+        experts += [(bits >> 3 * slot) % _EXPERTS for slot in range(LAYERS * EXPERTS_PER_TOKEN)]
+    return pack(f"<{len(experts)}i", *experts)
 
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -89,11 +85,6 @@ JsonObject = dict[str, Any]
 def event(payload: JsonObject) -> bytes:
     """Return a chunk as a server-sent event."""
     return b"data: " + orjson.dumps(payload) + b"\n\n"
-
-
-def named_event(name: bytes, payload: JsonObject) -> bytes:
-    """Return a chunk as a server-sent event with an `event` field."""
-    return b"event: " + name + b"\n" + event(payload)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, **details: Any) -> JsonObject:

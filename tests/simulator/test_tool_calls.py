@@ -105,7 +105,7 @@ def test_other_templates_have_the_simulators_syntax(template):
     written = syntax(template)
 
     assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' == written.write(
-        [("f", {"a": 1})], RandomStream(1)
+        [ScriptedCall("f", {"a": 1})], RandomStream(1)
     )
     assert {} == written.blocks
 
@@ -113,13 +113,13 @@ def test_other_templates_have_the_simulators_syntax(template):
 @pytest.mark.parametrize("arguments", ["{", "[1]"])
 def test_arguments_that_are_no_object_have_the_simulators_syntax(arguments):
     """Templates take objects, so that invalid JSON is written unchanged."""
-    assert f'"arguments": {arguments}}}' in syntax(GLM).write([("f", arguments)], RandomStream(1))
+    assert f'"arguments": {arguments}}}' in syntax(GLM).write([ScriptedCall("f", arguments)], RandomStream(1))
 
 
 def test_arguments_in_json_have_other_white_space_at_the_rate():
     """JSON within the template's syntax is compact or spaced."""
     written = syntax(JSON, 1.0)
-    texts = {written.write([("f", {"a": 1, "b": 2})], RandomStream(seed)) for seed in range(9)}
+    texts = {written.write([ScriptedCall("f", {"a": 1, "b": 2})], RandomStream(seed)) for seed in range(9)}
 
     assert {'<call>f|{"a":1,"b":2}</call>', '<call>f|{"a":  1,  "b":  2}</call>'} == texts == set(written.blocks)
 
@@ -128,7 +128,7 @@ def test_an_empty_reasoning_block_is_no_part_of_calls():
     """Templates like Qwen3's write one before the calls."""
     template = GLM.replace("{{ calls(m) }}", "{{ '<think>\n\n</think>\n\n' if m.tool_calls }}{{ calls(m) }}")
 
-    assert "<call>f</call>" == syntax(template).write([("f", {})], RandomStream(1))
+    assert "<call>f</call>" == syntax(template).write([ScriptedCall("f", {})], RandomStream(1))
 
 
 WORDS = ["object", "file", "value"]
