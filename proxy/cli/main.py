@@ -16,8 +16,10 @@ from proxy.cli.runner import (
     AsJson,
     Commands,
     ConfigFile,
+    EngineUrls,
     Exit,
     GroupId,
+    Insecure,
     OptionalRolloutId,
     PolicyName,
     ProxyKey,
@@ -48,13 +50,11 @@ for group in (rollouts, groups, policies):
 def serve(
     config: ConfigFile = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; default 127.0.0.1:8400.")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="Base URL of an engine; repeatable.")] = None,
+    engine: EngineUrls = None,
     store: Annotated[str | None, typer.Option(help="Store URL: embedded:PATH, redis://…, redis+cluster://….")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default 1.")] = None,
     *,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address or a control API without API keys.")
-    ] = False,
+    insecure: Insecure = False,
 ) -> None:
     """Run the proxy. If no engine is configured, it starts the simulator."""
     overrides = {"listen": listen, "workers": workers}
@@ -199,7 +199,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
         list[str] | None, typer.Option(help="Another GET /export parameter, e.g. branches=last; repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output file; default standard output.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Control API key.", envvar="TOKENTAPE_API_KEY")] = None,
+    api_key: ProxyKey = None,
     push: Annotated[str | None, typer.Option(help="POST scored_data groups to this Atropos service.")] = None,
     group_size: Annotated[
         int | None, typer.Option(min=1, help="With --push: rollouts per complete group, if the group has no size.")
@@ -285,7 +285,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     file: Annotated[Path | None, typer.Option(help="File to read rows from (sequences, ndjson).")] = None,
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; repeatable.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Control API key.", envvar="TOKENTAPE_API_KEY")] = None,
+    api_key: ProxyKey = None,
     engine_api_key: Annotated[
         str | None, typer.Option(help="Engine API key.", envvar="TOKENTAPE_ENGINE_API_KEY")
     ] = None,
@@ -334,13 +334,11 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
 @app.command()
 def check(
     config: ConfigFile = None,
-    engine: Annotated[list[str] | None, typer.Option(help="Base URL of an engine; repeatable.")] = None,
+    engine: EngineUrls = None,
     store: Annotated[str | None, typer.Option(help="Store URL.")] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on.")] = None,
     *,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address or a control API without API keys.")
-    ] = False,
+    insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Check configuration, machine, store and engines; report problems and how to fix them."""

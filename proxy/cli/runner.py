@@ -144,6 +144,8 @@ StoreUrl = Annotated[
         "--store", help="Read this store (embedded:PATH, redis://…) directly; no other process may have it open."
     ),
 ]
+EngineUrls = Annotated[list[str] | None, typer.Option("--engine", help="Base URL of an engine; repeatable.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow an address or a control API without API keys.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 RolloutId = Annotated[str, typer.Argument(help="Rollout ID.", autocompletion=rollout_ids)]
 GroupId = Annotated[str, typer.Argument(help="Group ID.")]

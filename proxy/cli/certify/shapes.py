@@ -76,15 +76,22 @@ def constraint(pattern: str, grammar: str) -> dict[str, Body]:
     return found | ({"llamacpp": {"grammar": grammar}} if grammar else {})
 
 
+_OPTIONS: Final = ("more", "modes", "treatment", "draws")
+
+
+def _shape(topic: str, name: str, path: str, fields: dict[str, Any]) -> Shape:
+    body = {key: value for key, value in fields.items() if key not in _OPTIONS}
+    return Shape(topic, name, path, body, **{key: fields[key] for key in _OPTIONS if key in fields})
+
+
 def _chat(topic: str, name: str, **fields: Any) -> Shape:
-    more = {option: fields.pop(option) for option in ("more", "modes", "treatment", "draws") if option in fields}
-    return Shape(topic, name, CHAT, {"messages": QUESTION, "seed": SEED, "max_tokens": TOKENS, **fields}, **more)
+    return _shape(topic, name, CHAT, {"messages": QUESTION, "seed": SEED, "max_tokens": TOKENS, **fields})
 
 
 def _text(name: str, topic: str = "completions", **fields: Any) -> Shape:
-    more = {option: fields.pop(option) for option in ("more", "modes", "treatment") if option in fields}
-    body = {"prompt": "Once upon a time", "seed": SEED, "max_tokens": TOKENS, **fields}
-    return Shape(topic, name, COMPLETIONS, body, **more)
+    return _shape(
+        topic, name, COMPLETIONS, {"prompt": "Once upon a time", "seed": SEED, "max_tokens": TOKENS, **fields}
+    )
 
 
 def _vllm(name: str, **fields: Any) -> Shape:
