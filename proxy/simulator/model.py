@@ -134,11 +134,13 @@ class GenerationOptions:
 
     max_tokens: int  # what the context window allows
     alternatives: int = 0  # most likely tokens to score at each position
-    make_call: Callable[[RandomStream], Sequence[int]] | None = None  # the ids of the call that the reply consists of
+    make_reply: Callable[[RandomStream], Sequence[int]] | None = (
+        None  # the ids of a call, or of the whole reply of a script
+    )
+    is_scripted: bool = False
     reasoning: bool = False  # the reply begins with reasoning
     reasoning_open: bool = False  # the prompt ends with the tag that opens it
     ends_with_call: bool = False
-    make_scripted: Callable[[RandomStream], Sequence[int]] | None = None  # the ids of the whole reply of a script
     disconnect_after: int | None = None  # tokens
 
 
@@ -165,14 +167,12 @@ class Model:
         seed = mix(seed if temperature else 0)
         opening = None if options.reasoning_open else self.tokenizer.id("<think>")
         stream = RandomStream(mix(seed) ^ prompt.hash)
-        scripted = options.make_scripted(stream) if options.make_scripted else ()
-        forced = scripted or (options.make_call(stream) if options.make_call else ())
-        draws_reasoning = options.reasoning and options.make_scripted is None
+        tags = (opening, self.tokenizer.id("</think>"))
         plan = plan_reply(
             stream,
             end=None if common.ignore_eos else self.call_eos_id if options.ends_with_call else self.eos_ids[0],
-            forced=forced,
-            reasoning_tags=(opening, self.tokenizer.id("</think>")) if draws_reasoning else None,
+            forced=options.make_reply(stream) if options.make_reply else (),
+            reasoning_tags=tags if options.reasoning and not options.is_scripted else None,
             min_tokens=common.min_tokens,
         )
         sampler = Sampler(self.next_token, self.words, seed, temperature)

@@ -223,7 +223,7 @@ def chat_prompt(
     generation = GenerationOptions(
         max_tokens=max_tokens_rule(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
-        make_call=make_call,
+        make_reply=make_call,
         ends_with_call=make_call is not None,
         reasoning=(chat.enable_thinking is True or is_open) and chat.add_generation_prompt,
         reasoning_open=is_open,
@@ -232,7 +232,8 @@ def chat_prompt(
         turn, disconnect_after = options.script.turn(chat.messages)
         generation = replace(
             generation,
-            make_scripted=_reply_maker(turn, model, syntax, reasoning_open=is_open),
+            make_reply=_reply_maker(turn, model, syntax, reasoning_open=is_open),
+            is_scripted=True,
             reasoning=bool(turn.think),
             ends_with_call=bool(turn.call),
             disconnect_after=disconnect_after,

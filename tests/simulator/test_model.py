@@ -46,7 +46,7 @@ def test_greedy_replies_need_no_seed():
 
 def test_scoring_a_reply_gives_its_logprobs():
     """The sampled ids, scored as a prompt, have exactly the logprobs of their sampling."""
-    tokens = generated(make_call=lambda stream: [*b"{}"], reasoning=True)
+    tokens = generated(make_reply=lambda stream: [*b"{}"], reasoning=True)
     scored = MODEL.score([*PROMPT, *(token.id for token in tokens)], 0)
 
     assert [token.logprobs for token in tokens] == scored[-len(tokens) :]

@@ -111,6 +111,15 @@ async def test_the_first_user_message_selects_the_conversation(client):
         await reply(client, [{"role": "user", "content": "Rome"}, {"role": "assistant", "content": "Sun."}])
 
 
+@pytest.mark.parametrize("text", ["[{}]"])
+async def test_a_turn_without_text_has_drawn_words(client):
+    """It is no call, also if the request has tools."""
+    message = (await reply(client, [{"role": "user", "content": "Oslo?"}], tools=TOOLS)).message
+
+    assert message.content
+    assert not message.tool_calls
+
+
 @pytest.mark.parametrize("text", ["- sya: x", "a: [", "3", "- say: 3"])
 def test_an_invalid_script_is_an_error(tmp_path, text):
     """The error for a file that is not a script names the file."""
