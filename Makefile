@@ -50,9 +50,13 @@ test: $(READY)  ## run the tests of all modules, of the laws and of the pages
 test-system: $(SYSTEM)  ## run the tests of whole processes: faults, fuzzing, security, costs, replicas, examples
 	$(PYTEST) tests/system $(PROCESSES)
 
-test-faults: $(SYSTEM)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=
+test-faults: $(SYSTEM)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=; SOAK=1: an hour of mixed traffic, in which memory must not grow
+ifdef SOAK
+	$(BIN)/python -m tests.system.faults.soak --seconds $(or $(SECONDS_LONG),3600) $(if $(SEED),--seed $(SEED))
+else
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.system.faults.training.run --groups $(or $(GROUPS_LONG),200) $(if $(SEED),--seed $(SEED))
+endif
 
 test-cluster: $(SYSTEM)  ## kill, freeze, reshard and upgrade a Redis Cluster, a Valkey cluster and Sentinels under load, about 15 minutes
 	$(BIN)/python -m pytest --timeout 400 -o log_cli=true -o log_cli_level=INFO tests/system/cluster

@@ -231,7 +231,7 @@ class LimitReached(BadRequest):
 
 
 class Overloaded(BadRequest):
-    """The calls in flight use as many bytes as `agents.max_bytes_in_flight` allows."""
+    """The calls in flight use as many bytes, or this process has as many connections, as the settings of agents allow."""
 
     status = 429
     kind = "overloaded"

@@ -232,6 +232,14 @@ def _unsent(request: web.Request) -> int:
     return transport.get_write_buffer_size()
 
 
+def check_connection(request: web.Request) -> None:
+    """Raise Overloaded if the request is on a connection above the limit (`server.connections`)."""
+    if limit := getattr(request.protocol, "surplus", 0):
+        raise Overloaded(
+            f"This process has more than {limit} connections (agents.max_connections). Close unused ones, or try again later."
+        )
+
+
 class StartPacing:
     """Starts at most `limit` calls in each iteration of the event loop, in the order of their arrival.
 
@@ -246,6 +254,11 @@ class StartPacing:
 
     def __repr__(self) -> str:
         return f"<StartPacing, {len(self._waiting)} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait."""
+        return len(self._waiting)
 
     async def turn(self) -> None:
         """Return when a call may start."""

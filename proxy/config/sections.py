@@ -207,6 +207,9 @@ class AgentsSettings(Section):
     max_bytes_in_flight: int = described(
         "Maximum size of all bodies of calls in flight; then new calls get 429.", 2**30, gt=0
     )
+    max_connections: int = described(
+        "Maximum open connections of a process; calls on more get 429, and these connections are closed.", 20_000, gt=0
+    )
     client_stall_timeout_s: float = described(
         "A client that reads no pending data for this time is disconnected.", 120, gt=0
     )

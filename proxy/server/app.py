@@ -142,6 +142,7 @@ def _context_lifespan(
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )
+            context.metrics.waiting_calls.set_function(lambda: context.pacing.waiting)
             app[CONTEXT] = context
             app.on_shutdown.append(_begin_shutdown)
             if settings.agents.cut_surplus_calls:

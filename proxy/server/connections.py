@@ -32,15 +32,23 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 class Runner(web.AppRunner):
     """Run an application; aiohttp's `RequestHandler` gets the `options`.
 
-    `on_connection_lost` is called for each connection that closes.
+    `on_connection_lost` is called for each connection that closes. Calls on connections above `max_connections` are refused.
     """
 
     on_connection_lost: Callable[[], None] | None = None
 
-    def __init__(self, app: web.Application, *, shutdown_timeout: float, **options: Any) -> None:
+    def __init__(
+        self, app: web.Application, *, shutdown_timeout: float, max_connections: int | None = None, **options: Any
+    ) -> None:
         # handler_cancellation: a disconnect cancels the call at once, also while it waits for the engine.
         super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout, **options)
+        self.max_connections = max_connections
         self.options = options
+
+    @property
+    def open_connections(self) -> int:
+        """The number of open connections."""
+        return 0 if self.server is None else len(self.server._connections)  # noqa: SLF001 - `connections` copies them
 
     async def _make_server(self) -> web.Server:
         return _Server(await super()._make_server(), self)
@@ -59,6 +67,13 @@ class _Server(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._runner.options)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Count a connection."""
+        super().connection_made(handler, transport)
+        most = self._runner.max_connections
+        if most is not None and len(self._connections) > most and isinstance(handler, _Connection):
+            handler.surplus = most
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         """Forget a connection."""
@@ -83,15 +98,22 @@ def _with_known_versions(handle: _Handler) -> _Handler:
             return refusal
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
             return _refusal(ExpectationFailed("Unsupported Expect header; only 100-continue is supported."))
-        return await handle(request)
+        answer = await handle(request)
+        if isinstance(request.protocol, _Connection) and request.protocol.surplus:
+            answer.force_close()
+        return answer
 
     return handled
 
 
 class _Connection(web.RequestHandler):
-    """One connection."""
+    """One connection. `surplus`: the limit of connections, if there were more when it was made; else 0."""
 
-    __slots__ = ()
+    __slots__ = ("surplus",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.surplus = 0
 
     def close(self) -> None:
         """Stop reading requests.

@@ -1,6 +1,6 @@
 """The hand-over of connections: the supervisor accepts them, and each goes to the worker with the fewest open connections.
 
-The kernel would distribute them by a hash (SO_REUSEPORT): of 16 connections, one of two workers would serve ten on average.
+The kernel would distribute them by a hash (SO_REUSEPORT), less equally (docs/decisions/148).
 
 Each worker has a socket pair (a channel) for each address. The supervisor sends a byte with the descriptor of a connection. The
 worker reports when it begins and ends to accept, and each connection that closes. While no worker accepts, connections wait in
@@ -8,8 +8,11 @@ the backlog of the listening socket. A channel ends with its worker, also if tha
 """
 
 import asyncio
+import fcntl
 import socket
 import ssl
+import sys
+import termios
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -192,6 +195,11 @@ class HandedOver(web.BaseSite):
     def name(self) -> str:
         """The address."""
         return self._listen
+
+    @property
+    def waiting(self) -> int:
+        """The number of connections that were handed over and not accepted yet: each is a byte in the channel."""
+        return int.from_bytes(fcntl.ioctl(self._channel, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     async def start(self) -> None:
         """Begin to accept."""

@@ -7,9 +7,11 @@ A shutdown first announces itself on /ready (`shutdown_delay_s`), then stops acc
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -36,6 +38,8 @@ from storage.redis.store import Store
 _CONTROL_DRAIN_TIMEOUT_S = (
     5  # the control API listens until the last call has ended; requests that wait there then are aborted
 )
+_BACKLOG = 4096  # the kernel's own limit (net.core.somaxconn) is the same by default
+_UNACKED = 24  # in struct tcp_info
 _STANDBY_INTERVAL_S = 0.5
 _LINGER_TIMEOUT_S = 2  # how long the rest of a refused body is read, so that its sender receives the error
 
@@ -85,7 +89,10 @@ async def _started(
         control_urls: list[str] = []
         if settings.control.listen is not None:
             app.cleanup_ctx.append(_control_api(settings, settings.control.listen, control_urls, control_channel))
-        url = await _listen(stack, app, settings.listen, settings, channel, drain_timeout_s=settings.drain_timeout_s)
+        most, drain_s = settings.agents.max_connections, settings.drain_timeout_s
+        url = await _listen(
+            stack, app, settings.listen, settings, channel, drain_timeout_s=drain_s, max_connections=most
+        )
         yield RunningServer(url, control_urls[0] if control_urls else url)
         if settings.shutdown_delay_s:
             app[CONTEXT].stopping.set()
@@ -218,10 +225,11 @@ async def _listen(
     channel: socket.socket | None = None,
     *,
     drain_timeout_s: float = _CONTROL_DRAIN_TIMEOUT_S,
+    max_connections: int | None = None,
 ) -> str:
     """Start an application on an address and return its URL; the stack stops it, with `drain_timeout_s` for its calls.
 
-    With a `channel`, the supervisor listens there and hands connections over.
+    With a `channel`, the supervisor listens there and hands connections over. With `max_connections`, they are metrics.
     """
     host, port = split_listen(listen)
     tls = _tls(settings.listen_tls) if settings else None
@@ -232,19 +240,59 @@ async def _listen(
         access_log=None,
         logger=WIRE_LOG,
         shutdown_timeout=drain_timeout_s,
+        max_connections=max_connections,
         keepalive_timeout=settings.agents.idle_timeout_s if settings else 75,
         lingering_time=_LINGER_TIMEOUT_S,
         auto_decompress=False,
     )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
+    waiting: Callable[[], int]
     if channel is not None:
-        await HandedOver(runner, channel, listen, tls).start()
-        bound = port
+        handed_over = HandedOver(runner, channel, listen, tls)
+        await handed_over.start()
+        bound, waiting = port, lambda: handed_over.waiting
     else:
-        try:
-            await web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls).start()
-        except OSError as error:
-            raise OSError(f"Cannot listen on {listen}: {failure_text(error)}") from error
-        bound = runner.addresses[0][1]
+        opened = listen_at(listen)
+        for one in opened:
+            await web.SockSite(runner, one, ssl_context=tls).start()
+        bound, waiting = opened[0].getsockname()[1], partial(backlog_of, opened)
+    if max_connections is not None:
+        metrics = app[CONTEXT].metrics
+        metrics.connections.set_function(lambda: runner.open_connections)
+        metrics.connections_limit.set(max_connections)
+        metrics.waiting_connections.set_function(waiting)
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"
+
+
+def listen_at(listen: str) -> list[socket.socket]:
+    """Return listening sockets for the addresses of a host, all with one port. Raises OSError."""
+    host, port = split_listen(listen)
+    opened: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            opened.append(socket.socket(family, kind, protocol))
+            opened[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                opened[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            opened[-1].settimeout(0)
+            opened[-1].bind((address[0], port, *address[2:]))
+            opened[-1].listen(_BACKLOG)
+            port = opened[-1].getsockname()[1]
+    except OSError as error:
+        for each in opened:
+            each.close()
+        raise OSError(f"Cannot listen on {listen}: {failure_text(error)}") from error
+    return opened
+
+
+def backlog_of(listening: Sequence[socket.socket]) -> int:
+    """Return the number of connections in the backlogs of listening sockets; 0 if the system does not report it.
+
+    That is `tcpi_unacked` of Linux (tcp_get_info in net/ipv4/tcp.c, 6.18).
+    """
+    if sys.platform != "linux":
+        return 0
+    infos = (each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4) for each in listening)
+    return sum(int.from_bytes(info[_UNACKED:], sys.byteorder) for info in infos)

@@ -27,16 +27,14 @@ from proxy.config.addresses import split_listen
 from proxy.config.settings import Settings
 from proxy.server.app import store_options
 from proxy.server.handover import Acceptor
-from proxy.server.listener import RunningServer, running
+from proxy.server.listener import RunningServer, listen_at, running
 from proxy.server.shutdown import ShutdownSignal, stopping
 from proxy.telemetry.logs import LOG, set_up
 from proxy.telemetry.multiprocess import WorkerSlot
-from proxy.upstream.http_client import failure_text
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.
 _PROGRAM: Final = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from proxy.cli.main import main; main()"
-_BACKLOG: Final = 4096
 _MAX_LINE_BYTES: Final = 2**26  # settings may contain JSON Schemas of tools
 _MAX_DELAY_S: Final = 5.0
 _STABLE_S: Final = 30.0  # a worker that ran this long is restarted at once
@@ -176,29 +174,11 @@ def _send_line(process: Process, message: Any) -> None:
 
 def _accept(stack: AsyncExitStack, listen: str) -> tuple[str, Acceptor]:
     """Listen at an address until the stack closes; return it with its port, and its acceptor. Raises OSError."""
-    host, port = split_listen(listen)
-    listening: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in _addresses(host, port):
-            opened = stack.enter_context(socket.socket(family, kind, protocol))
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            opened.settimeout(0)
-            opened.bind((address[0], port, *address[2:]))
-            opened.listen(_BACKLOG)
-            port = opened.getsockname()[1]
-            listening.append(opened)
-    except OSError as error:
-        raise OSError(f"Cannot listen on {listen}: {failure_text(error)}") from error
+    listening = listen_at(listen)
+    host, port = split_listen(listen)[0], listening[0].getsockname()[1]
     acceptor = Acceptor(listening)
     stack.callback(acceptor.close)
     return f"{f'[{host}]' if ':' in host else host}:{port}", acceptor
-
-
-def _addresses(host: str, port: int) -> list[Any]:
-    """Return the addresses of a host name, each once."""
-    return list(dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)))
 
 
 async def work() -> None:

@@ -282,6 +282,10 @@ class Metrics:
     in_flight_limit_bytes: Gauge = _metric(
         "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429."
     )
+    connections: Gauge = _metric("Open connections of clients, waiting for a request or with one.")
+    connections_limit: Gauge = _metric("Limit of connections (agents.max_connections); calls on further ones get 429.")
+    waiting_connections: Gauge = _metric("Connections that no process has accepted yet.")
+    waiting_calls: Gauge = _metric("Calls that arrived and wait for their start, which is in the order of their arrival.")
     stalled_clients: Counter = _metric(
         "Clients disconnected because they stopped reading (agents.client_stall_timeout_s)."
     )

@@ -137,3 +137,46 @@ async def test_a_connection_accepted_during_the_shutdown_is_closed(monkeypatch):
         writer.close()
     finally:
         await runner.cleanup()
+
+
+async def first_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Return the status, the headers and the body of the next response."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
+    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+def request_to(path: str, body: bytes = b"") -> bytes:
+    verb = "POST" if body else "GET"
+    return f"{verb} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def test_calls_on_connections_above_the_limit_get_429_in_their_dialect_and_other_requests_are_answered(
+    store, engine, http, connected
+):
+    """Each such connection is closed after its response; once others have closed, new ones are within the limit."""
+    call = request_to(
+        "/v1/messages", b'{"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}'
+    )
+    async with proxying(engine.url, store, agents={"max_connections": 1}) as served:
+        reader, writer = await connected(served.url)
+        writer.write(request_to("/health"))
+        first = await first_of(reader)
+        async with http.get(served.url + "/metrics") as response:  # on a second connection
+            metrics = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[0] != "#")
+        other_reader, other_writer = await connected(served.url)
+        other_writer.write(call)
+        status, headers, body = await first_of(other_reader)
+        rest = await other_reader.read()
+        writer.close()
+        await reader.read()
+        async with http.get(served.url + "/health") as response:
+            later = response.status
+
+    assert (200, 200, 429, b"") == (first[0], later, status, rest)
+    assert ("close", "1") == (headers["connection"], headers["retry-after"])
+    error = orjson.loads(body)
+    assert ("error", "rate_limit_error") == (error["type"], error["error"]["type"])
+    assert "agents.max_connections" in error["error"]["message"]
+    counted = [float(metrics[f"tokentape_{name}"]) for name in ("connections", "connections_limit", "waiting_calls")]
+    assert [2, 1, 0] == counted

@@ -226,3 +226,20 @@ async def test_a_worker_stops_without_its_supervisor(acceptor, monkeypatch):
         site = await stack.enter_async_context(working(accepting, "a"))
         accepting.close()
         await asyncio.wait_for(site.stop(), 50)
+
+
+async def test_connections_that_a_worker_has_not_accepted_yet_are_counted(acceptor):
+    """They wait in its channel, each with a byte."""
+    one, url = acceptor
+    async with working(one, "a") as site:
+        before = site.waiting
+        asyncio.get_running_loop().remove_reader(site._channel)  # the worker is busy
+        port = int(url.rpartition(":")[2])
+        writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(3)]
+        async with asyncio.timeout(50):
+            while site.waiting < 3:
+                await asyncio.sleep(0.001)
+        for writer in writers:
+            writer.close()
+
+    assert 0 == before

@@ -10,7 +10,7 @@ from tests.support.fakes import fake_engine, settings_for
 from tests.support.recorded import load
 from tests.support.stored import stored_steps
 
-from proxy.server.listener import running
+from proxy.server.listener import backlog_of, listen_at, running
 from storage import open_store
 from storage.embedded.server import start_embedded
 from storage.errors import StorageError
@@ -219,3 +219,13 @@ async def test_a_store_that_becomes_reachable_and_is_unusable_ends_the_start(
             await task
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get(f"http://{addresses[0]}/health")
+
+
+async def test_connections_that_wait_in_the_backlog_are_counted():
+    (listening,) = listen_at("127.0.0.1:0")
+    with listening, ExitStack() as stack:
+        before = backlog_of([listening])
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(listening.getsockname()))
+
+        assert (0, 3) == (before, backlog_of([listening]))

@@ -17,6 +17,7 @@ from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute, adapter_of, downstream
+from proxy.api.memory_limit import check_connection
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
@@ -77,6 +78,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     """Return the call, or the response to a call that is forwarded unrecorded. Raises BadRequest or a subclass."""
     context = request.context
     received, started = context.clock.now(), context.clock.monotonic()
+    check_connection(request.request)
     await context.pacing.turn()
     text = await read_bytes(request.request)
     live = context.rollouts.get(_text_rollout(request)) if len(text) >= LONG_TEXT else None
