@@ -1,9 +1,6 @@
 """Harbor's ATIF (v1.8, harbor 0.25): a trajectory for each rollout, with token ids and logprobs; and Harbor's RolloutDetail.
 
-The main thread's trajectory embeds the others, and the result of the tool call that started one refers to it. `extra` contains
-the reward, the group and the thread. `agent_name` and `agent_version` in the metadata name the agent.
-
-`rollout_detail` lists the prompt, the completion and the logprobs of each turn of a thread, the main thread first.
+docs/harbor.md describes them.
 """
 
 from collections import defaultdict

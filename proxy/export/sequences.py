@@ -4,7 +4,7 @@
 `constrained` of a span: a grammar or a forced tool call changed its logprobs.
 `logprobs_over` of a span, if top-k, top-p or min-p changed its logprobs: `mask`, they are over the tokens of `sampling_mask`
 (a list for each token of the row, empty where nothing is trained); `truncated`, they are over tokens that the engine did not
-report, and a trainer's logprobs over all tokens differ: drop or correct such spans.
+report: drop or correct such spans.
 `routed_experts` of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and experts
 (SGLang: of tokens, and layers times experts); absent if a step lacks some.
 `policy` is absent for `default`, `thread` unless threads are requested, `epoch` in spans of the first epoch, and `images`

@@ -8,7 +8,7 @@ from proxy.trajectory.sequence import Row
 
 
 class TinkerFormat(SequenceView):
-    """One Datum for each sequence, as plain lists: `model_input`, and the three inputs of the loss."""
+    """One Datum for each sequence, as plain lists."""
 
     name = "tinker"
     reward_place = "none"

@@ -1,8 +1,7 @@
 """verifiers' TrajectoryStep (PyPI 0.1.9 to 0.3.1; removed in 0.4.0): a call with its messages, its response and its tokens.
 
-A step without ids has null `tokens`, and is in the report. A message of `completion` has a role, a text (empty if the
-engine returned null) and no null fields. `is_truncated`: the limit, an abort, `max_len` or a lost connection
-ended the reply. `reward` is null if there is none, as in verifiers before its rubric. `trajectory_id` is the rollout's id.
+A step without ids has null `tokens`, and is in the report. `is_truncated`: the limit, an abort, `max_len` or a lost connection
+ended the reply. `trajectory_id` is the rollout's id.
 """
 
 from array import array

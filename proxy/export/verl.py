@@ -1,8 +1,7 @@
 """verl's AgentLoopOutput (verl 0.9.1), and the DataProto batch that is made from it.
 
 The batch has fixed lengths: prompts are padded on the left, responses on the right. Rollouts that do not fit are
-refused, not cut. `position_ids` are the running sum of the attention mask minus one, so that padding on the right
-repeats the last one: verl's formula, which differs from its comment.
+refused, not cut. `position_ids` are the running sum of the attention mask minus one, verl's formula.
 
 The scores of a teacher are `teacher_logprobs` and `teacher_ids`, as verl's own teachers return them: the most likely tokens of
 each position of the prompt and the response, or the token itself, shifted: position i describes token i + 1.

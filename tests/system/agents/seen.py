@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from tests.support.pages import ROOT
 
-from .clients import LOOPS, PAGE, STREAMED, WHOLE, Loop
+from .clients import LOOPS, PAGE, STREAMED, Loop
 
 DOCUMENT = ROOT / "docs" / "clients.md"
 _TABLE = re.compile(r"(?<=<!-- latest -->\n).*?(?=<!-- end -->)", re.DOTALL)
-_HEAD = "| client | version | dialect | streamed | drift | drift with thoughts | one sequence in `append` |"
+_HEAD = "| client | version | dialect | drift | drift with thoughts | one sequence in `append` |"
+_STREAMED = ", streamed"
 ON_THE_PAGE_ONLY = tuple(
     client for client in PAGE if not client.heading.startswith(tuple(loop.client for loop in LOOPS))
 )
@@ -35,7 +36,7 @@ class Table:
 
     loops: dict[tuple[str, str, bool], Seen] = field(default_factory=dict)
     append: dict[tuple[str, str, bool], str] = field(default_factory=dict)
-    page: dict[str, tuple[str, Seen]] = field(default_factory=dict)
+    page: dict[str, Seen] = field(default_factory=dict)
     page_append: dict[str, str] = field(default_factory=dict)
 
     def write(self) -> None:
@@ -45,13 +46,13 @@ class Table:
         for line in _TABLE.findall(page)[0].splitlines():
             if line.startswith("| "):
                 present.setdefault(_key(line), []).append(line)
-        lines = [_HEAD, "|---" * 7 + "|"]
+        lines = [_HEAD, "|---" * 6 + "|"]
         for loop in LOOPS:
             lines += list(self._lines(loop)) if self._ran(loop) else present.get((loop.client, loop.dialect), [])
         for client in ON_THE_PAGE_ONLY:
             if client.heading in self.page.keys() & self.page_append.keys():
-                way, seen = self.page[client.heading]
-                lines.append(_line(client.heading, seen, way, "not tried", self.page_append[client.heading]))
+                seen = self.page[client.heading]
+                lines.append(_line(client.heading, seen, seen.dialect, "not tried", self.page_append[client.heading]))
             else:
                 lines += [line for key, found in present.items() if key[0] == client.heading for line in found]
         table = "\n".join(lines)
@@ -63,13 +64,11 @@ class Table:
 
     def _lines(self, loop: Loop) -> Iterator[str]:
         """Yield one line if streaming makes no difference, otherwise two."""
-        results = [self._result(loop, way) for way in loop.ways]
-        ways = {WHOLE: "no", STREAMED: "yes"}
-        lines = [(ways[way], result) for way, result in zip(loop.ways, results, strict=True)]
-        if len(results) == 2 and results[0] == results[1]:
-            lines = [("no; yes", results[0])]
-        for way, (plain, thinking, refused) in lines:
-            yield _line(loop.client, plain, way, thinking.drift or "none", refused)
+        results = {way: self._result(loop, way) for way in loop.ways}
+        differ = len(set(results.values())) > 1
+        for way, (plain, thinking, refused) in results.items() if differ else [*results.items()][:1]:
+            dialect = f"{plain.dialect}{_STREAMED * (differ and way == STREAMED)}"
+            yield _line(loop.client, plain, dialect, thinking.drift or "none", refused)
 
     def _result(self, loop: Loop, way: str) -> tuple[Seen, Seen, str]:
         plain, thinking = ((loop.name, way, thinks) for thinks in (False, True))
@@ -80,9 +79,9 @@ class Table:
 def _key(line: str) -> tuple[str, ...]:
     """Return the client and the dialect of a line."""
     cells = [cell.strip() for cell in line.split("|")]
-    return cells[1], cells[3]
+    return cells[1], cells[3].removesuffix(_STREAMED)
 
 
-def _line(client: str, seen: Seen, way: str, thinking: str, refused: str) -> str:
+def _line(client: str, seen: Seen, dialect: str, thinking: str, refused: str) -> str:
     drift = f"{seen.drift or 'none'} | {thinking} | {refused or 'yes'}"
-    return f"| {client} | {seen.version} | {seen.dialect} | {way} | {drift} |"
+    return f"| {client} | {seen.version} | {dialect} | {drift} |"

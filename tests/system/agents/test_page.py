@@ -53,10 +53,9 @@ async def test_the_steps_of_an_unmodified_client_are_exact(client, environment, 
     assert [] == found.inexact
     assert found.steps == found.complete
     dialects = ", ".join(sorted({step["dialect"] for step in found.steps}))
-    way = "yes" if all(step["request"].get("stream") for step in found.steps) else "no"
     version = f"{client.package} {await installed_version(client.runs, client.package, environment)}"
     seen = Seen(version, dialects, found.drift)
-    table.page[client.heading] = (way, seen)
+    table.page[client.heading] = seen
 
 
 @pytest.mark.parametrize("client", ON_THE_PAGE_ONLY, ids=lambda client: client.heading)
