@@ -35,6 +35,11 @@ _PREFIX_BY_CLASS: Final = {
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
 }
+_FIXES: Final = {
+    "MISCONF": "make room on its disk; its log names the failure",
+    "OOM": "raise maxmemory, or delete or archive rollouts",
+    "READONLY": "use the address of the primary, or promote this server",
+}
 
 
 def translated(error: BaseException, address: str, timeout_s: float) -> StorageError:
@@ -59,8 +64,10 @@ def refused(reply: ResponseError) -> StorageError:
     """Return the `StorageError` for an error reply."""
     prefix = _PREFIX_BY_CLASS.get(type(reply).__name__)
     message = f"{prefix} {reply}" if prefix else str(reply)
-    if message.partition(" ")[0] in _RETRYABLE_PREFIXES:
-        return StoreUnreachable(f"the store is not available: {message}")
+    kind = message.partition(" ")[0]
+    if kind in _RETRYABLE_PREFIXES:
+        fix = f" ({_FIXES[kind]})" if kind in _FIXES else ""
+        return StoreUnreachable(f"the store is not available: {message}{fix}")
     if isinstance(reply, NoPermissionError):
         return StorageError(f"the user of the store does not have a permission that TokenTape requires: {message}")
     return StorageError(f"the store returned an error: {message}")

@@ -21,11 +21,13 @@ RETRYABLE = (
 
 @pytest.mark.parametrize("words", RETRYABLE)
 def test_a_retryable_error_reply_is_unreachable(words):
-    """The error has the message of the server."""
+    """The error has the message of the server, and what an operator can do."""
     with pytest.raises(StoreUnreachable) as caught:
         checked(DefaultParser.parse_error(words))
 
-    assert f"the store is not available: {words}" == str(caught.value)
+    message, _, fix = str(caught.value).partition(" (")
+    assert f"the store is not available: {words}" == message
+    assert bool(fix) == words.startswith(("OOM", "READONLY", "MISCONF"))
 
 
 @pytest.mark.parametrize("words", ["WRONGTYPE Operation against a key", "ERR unknown command", "NOPERM no"])

@@ -1,6 +1,7 @@
 """Agents that make streamed and unstreamed calls with unique IDs, abandon some, and note what each client received."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 
@@ -13,8 +14,8 @@ MODES = ["whole"] * 20 + ["cut"] * 3 + ["garbage", "refuse", "hang"]
 class Agents:
     """Agents that make calls until they are stopped. `ended` maps each call to its step ID once the client saw its end."""
 
-    def __init__(self, url: str, dice: Random, count: int, *, pause_s: float = 0) -> None:
-        self._url, self._dice, self._pause_s = url, dice, pause_s
+    def __init__(self, url: str, dice: Random, count: int, *, pause_s: float = 0, modes: Sequence[str] = MODES) -> None:
+        self._url, self._dice, self._pause_s, self._modes = url, dice, pause_s, modes
         self.ended: dict[str, str] = {}
         self.calls = 0
         self.statuses: dict[int, int] = {}
@@ -40,7 +41,7 @@ class Agents:
 
     async def _call(self, http: aiohttp.ClientSession, rollout: str, uid: str) -> None:
         dice, stream = self._dice, self._dice.random() < 0.6
-        content = f"{uid} {dice.choice(MODES)} {dice.randrange(14)}"
+        content = f"{uid} {dice.choice(self._modes)} {dice.randrange(14)}"
         leaves_after = dice.choice((0, 1, 300, 2000)) if dice.random() < 0.1 else None
         body = {"model": "m", "messages": [{"role": "user", "content": content}], "stream": stream}
         if leaves_after == 0:

@@ -16,7 +16,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
-    owned = {store.layout.constants, store.layout.buckets[0].heartbeats}
+    owned = {store.layout.constants, store.layout.buckets[0].heartbeats, store.layout.buckets[0].turn}
     for bucket in store.layout.buckets:
         owned |= {bucket.listing, bucket.expiry, bucket.announcements}
     try:
