@@ -1,11 +1,16 @@
-"""The simulated engine: samples all choices of a call in rounds, paces tokens, sends responses; and the bases of responses
-and routes.
+"""The simulated engine: samples all choices of a call in rounds, paces tokens, sends responses; and what responses and routes
+share: their bases, usage, server-sent events, weights and experts.
+
+The order of keys and the null values are vLLM 0.32's; SGLang 0.5.23 has the same where it uses these functions. The
+simulated model never changes with the label of the weights, and has no experts.
 """
 
 import asyncio
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from struct import pack
 from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
@@ -18,9 +23,15 @@ from proxy.simulator.options import Options
 from proxy.simulator.parser import Delta, ParsedReply, StreamParser, parse
 from proxy.simulator.prompts import Prompt
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, ids_to_detokenize
-from proxy.simulator.sampler import prefix_from
-from proxy.simulator.wire import DONE, JsonObject, Weights, WeightVersions
+from proxy.simulator.sampler import Prefix, mix, prefix_from
 
+JsonObject = dict[str, Any]
+
+LAYERS: Final = 2
+EXPERTS_PER_TOKEN: Final = 2
+_EXPERTS: Final = 8
+DONE: Final = b"data: [DONE]\n\n"
+FINGERPRINT: Final = "vllm-0.32.0-simulator"
 _CHUNKS_PER_WRITE: Final = 32  # without a delay; a socket write costs more than building a chunk
 _ROUNDS_PER_YIELD: Final = 256  # without a delay, other calls run after this many rounds
 
@@ -28,16 +39,41 @@ Round = list[tuple[int, Token]]
 """One token for each choice that is still open, with the choice's index."""
 
 
+@dataclass(slots=True)
+class WeightVersions:
+    """The weight versions of one call.
+
+    All choices of a call sample one token per round, so a position has the same version in every choice.
+    """
+
+    _starts: list[tuple[int, str]] = field(default_factory=list)
+
+    def record(self, position: int, version: str) -> None:
+        """Record that this version samples the tokens from this position on."""
+        if not self._starts or self._starts[-1][1] != version:
+            self._starts.append((position, version))
+
+    def spans(self, length: int) -> list[dict[str, Any]]:
+        """Return `weight_versions` of a choice of this length: spans of output positions, in both engines' form."""
+        ends: Sequence[int] = [start for start, _ in self._starts[1:]] + [length]
+        return [
+            {"version": version, "start": start, "end": min(end, length)}
+            for (start, version), end in zip(self._starts, ends, strict=True)
+            if start < length
+        ]
+
+
 class Engine:
     """One simulated engine: model, options, label of the weights, and the number of running calls."""
 
-    __slots__ = ("aborted", "clock", "model", "options", "running", "started_s", "weights")
+    __slots__ = ("aborted", "aborts", "clock", "model", "options", "running", "started_s", "weight_version")
 
     def __init__(self, options: Options, clock: Clock, model: Model) -> None:
         self.options = options
         self.clock = clock
         self.model = model
-        self.weights = Weights(options.weight_version)
+        self.weight_version = options.weight_version  # the label of the current weights
+        self.aborts = 0  # how many times all running calls have been aborted
         self.running = 0
         self.aborted: dict[str, bool] = {}  # by the id of a running call that can be aborted
         self.started_s = int(clock.now())
@@ -85,12 +121,12 @@ class Engine:
             for number in range(common.choices)
         ]
         open_choices = dict(enumerate(choices))
-        aborts = self.weights.aborts
+        aborts = self.aborts
         position = 0
         while open_choices:
-            response.versions.record(position, self.weights.version)
+            response.versions.record(position, self.weight_version)
             tokens = [(index, next(choice)) for index, choice in open_choices.items()]
-            if self.weights.aborts != aborts or (response.rid is not None and self.aborted.get(response.rid)):
+            if self.aborts != aborts or (response.rid is not None and self.aborted.get(response.rid)):
                 tokens = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in tokens]
             for index, token in tokens:
                 if token.finish_reason is not None:
@@ -338,3 +374,43 @@ class EngineRoutes:
             "parent": None,
             "max_model_len": options.max_model_len,
         }
+
+
+def experts_as_npy(ids: Sequence[int]) -> str:
+    """Return routed experts as vLLM 0.32 does: base64 of a .npy array (tokens - 1, layers, experts per token)."""
+    shape = (max(len(ids) - 1, 0), LAYERS, EXPERTS_PER_TOKEN)
+    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}"
+    padded = header.ljust(-(-(10 + len(header) + 1) // 64) * 64 - 11) + "\n"  # the array begins at a multiple of 64
+    return b64encode(b"\x93NUMPY\x01\x00" + pack("<H", len(padded)) + padded.encode() + _int32(ids)).decode()
+
+
+def experts_as_int32(ids: Sequence[int], start: int = 0) -> str:
+    """Return routed experts as SGLang 0.5.23 does: base64 of int32 numbers in the same order, without a header."""
+    raw = _int32(ids)
+    return b64encode(raw[start * len(raw) // max(1, len(ids) - 1) :]).decode()
+
+
+def _int32(ids: Sequence[int]) -> bytes:
+    """Return the experts of each token but the last, which is sampled but never fed to the model."""
+    prefix = Prefix()
+    experts: list[int] = []
+    for token in ids[:-1]:
+        prefix = prefix.with_token(token)
+        bits = mix(prefix.hash)
+        experts += [(bits >> 3 * slot) % _EXPERTS for slot in range(LAYERS * EXPERTS_PER_TOKEN)]
+    return pack(f"<{len(experts)}i", *experts)
+
+
+def event(payload: JsonObject) -> bytes:
+    """Return a chunk as a server-sent event."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int, **details: Any) -> JsonObject:
+    """Return `usage`; `details` are the keys that only some responses have."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        **details,
+    }

@@ -1,4 +1,4 @@
-"""The prompts of requests: text and ids to continue, and how many tokens the context window leaves for the reply.
+"""The prompts of requests: text and ids to continue, how many tokens the window leaves, and the replies that are forced.
 
 Prompts of chats can be ids: vLLM's `kv_transfer_params.prompt_token_ids` and SGLang's `input_ids`. A prompt has one
 placeholder for each image, which vLLM 0.32 repeats: here as often as the option `image_tokens`, and a few times more,
@@ -6,21 +6,33 @@ depending on the data. The text of a message can contain the placeholder as well
 """
 
 import binascii
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from proxy.simulator.errors import invalid_value
+import orjson
+
+from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Faults, Options
-from proxy.simulator.parser import CallBlocks
+from proxy.simulator.parser import CallBlocks, ToolCall
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
 from proxy.simulator.script import ScriptedCall, Turn
-from proxy.simulator.template import PLACEHOLDER, Message, prepare_for_vllm, render
-from proxy.simulator.tool_calls import CallSyntax, make_arguments
+from proxy.simulator.template import (
+    COMPACT,
+    PLACEHOLDER,
+    SPACED,
+    Message,
+    call_text,
+    json_text,
+    prepare_for_vllm,
+    render,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from proxy.simulator.jinja_template import JinjaTemplate
@@ -114,6 +126,7 @@ def _url(part: Message) -> str:
 
 
 _REASONING: Final = "<think>"
+_EMPTY_REASONING: Final = re.compile(r"^\s*<think>\s*</think>\s*")
 # Of a chat, but not of `/tokenize` (vLLM 0.32, `TokenizeChatRequest`).
 _CHAT_ONLY: Final = {"documents", "reasoning_effort"}
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's, which vLLM keeps for completions
@@ -218,13 +231,13 @@ def chat_prompt(
         text = model.tokenizer.decode(ids) if chat.return_prompt_text else ""
     is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
     requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
-    syntax = CallSyntax(partial(_render_more, chat, model), model)
-    make_call = _call_maker(chat, model, syntax)
+    replies = Replies(chat, model, reasoning_open=is_open)
+    function = replies.function
     generation = GenerationOptions(
         max_tokens=max_tokens_rule(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
-        make_reply=make_call,
-        ends_with_call=make_call is not None,
+        make_reply=None if function is None else partial(replies.call, function),
+        ends_with_call=function is not None,
         reasoning=(chat.enable_thinking is True or is_open) and chat.add_generation_prompt,
         reasoning_open=is_open,
     )
@@ -232,46 +245,106 @@ def chat_prompt(
         turn, disconnect_after = options.script.turn(chat.messages)
         generation = replace(
             generation,
-            make_reply=_reply_maker(turn, model, syntax, reasoning_open=is_open),
+            make_reply=partial(replies.scripted, turn),
             is_scripted=True,
             reasoning=bool(turn.think),
             ends_with_call=bool(turn.call),
             disconnect_after=disconnect_after,
         )
-    return Prompt(ids, generation, text, syntax.blocks, unexpanded)
+    return Prompt(ids, generation, text, replies.blocks, unexpanded)
 
 
-def _call_maker(chat: ChatRequest, model: Model, syntax: CallSyntax) -> Callable[[RandomStream], Sequence[int]] | None:
-    """Return a function that makes a tool call's ids; None unless a user's message or `tool_choice` leads to a call."""
-    required = chat.tool_choice == "required" or chat.named_tool is not None
-    after_user = chat.messages[-1:] and chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
-    if not chat.functions or not (required or after_user):
-        return None
-    function = next(f for f in chat.functions if chat.named_tool in {None, f["name"]})
+@dataclass(slots=True)
+class Replies:
+    """Makes the ids of replies to one chat: tool calls, and the turns of scripts.
 
-    def make_call(stream: RandomStream) -> Sequence[int]:
-        arguments = make_arguments(function.get("parameters"), stream, model.words.texts)
-        return model.tokenizer.encode(syntax.write([ScriptedCall(function["name"], arguments)], stream))
+    A real model samples calls as its template repeats them, and a parser for this syntax reads them. The simulated model
+    takes the syntax from the template itself: it renders the chat with and without the calls. Calls in the syntax of
+    `proxy.simulator.template` are parsed as text; calls in other syntax are recognized as a whole, hence only if they are
+    complete: `blocks` are their texts.
+    """
 
-    return make_call
+    chat: ChatRequest
+    model: Model
+    reasoning_open: bool = False  # the prompt has the tag that opens the reasoning
+    blocks: dict[str, Sequence[ToolCall]] = field(default_factory=dict)
+
+    @property
+    def function(self) -> dict[str, Any] | None:
+        """The function that the reply calls; None unless a user's message or `tool_choice` leads to a call."""
+        chat = self.chat
+        required = chat.tool_choice == "required" or chat.named_tool is not None
+        after_user = chat.messages[-1:] and chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
+        if not chat.functions or not (required or after_user):
+            return None
+        return next(function for function in chat.functions if chat.named_tool in {None, function["name"]})
+
+    def call(self, function: Mapping[str, Any], stream: RandomStream) -> Sequence[int]:
+        """Return the ids of a call with drawn arguments."""
+        arguments = make_arguments(function.get("parameters"), stream, self.model.words.texts)
+        return self.model.tokenizer.encode(self.write([ScriptedCall(function["name"], arguments)], stream))
+
+    def scripted(self, turn: Turn, stream: RandomStream) -> Sequence[int]:
+        """Return the ids of a turn."""
+        text = turn.text(self.write(turn.call, stream))
+        return self.model.tokenizer.encode(text.removeprefix(_REASONING) if self.reasoning_open else text)
+
+    def write(self, calls: Sequence[ScriptedCall], stream: RandomStream) -> str:
+        """Return the text of the calls, each at the model's rate in other white space than the template's."""
+        rate = self.model.noncanonical_rate
+        separators = [
+            (COMPACT, SPACED)[stream.below(2)] if rate and stream.unit() < rate else (", ", ": ") for _ in calls
+        ]
+        arguments = [_object(call.arguments) for call in calls]
+        objects = [value for value in arguments if value is not None]
+        if calls and self.model.template is not None and len(objects) == len(calls):
+            names = [call.name for call in calls]
+            block = self._block(names, objects)
+            if block is not None and block != "\n".join(map(call_text, names, objects)):
+                for value, pair in zip(objects, separators, strict=True):
+                    if value:
+                        block = block.replace(to_json(value), json_text(value, pair), 1)
+                self.blocks[block] = [ToolCall(name, to_json(v)) for name, v in zip(names, objects, strict=True)]
+                return block
+        pairs = zip(calls, separators, strict=True)
+        return "\n".join(call_text(call.name, call.arguments, pair) for call, pair in pairs)
+
+    def _block(self, names: Sequence[str], arguments: Sequence[dict[str, Any]]) -> str | None:
+        """Return the calls as the template writes them; None if they are not at the end of its text."""
+        message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": f"call{index:05}", "type": "function", "function": {"name": name, "arguments": value}}
+                for index, (name, value) in enumerate(zip(names, arguments, strict=True))
+            ],
+        }
+        try:
+            before = self._render([])
+            text = self._render([message])
+        except RequestError:
+            return None
+        if not text.startswith(before):
+            return None
+        stops = [self.model.tokenizer.decode([token]) for token in self.model.eos_ids]
+        block = re.split("|".join(map(re.escape, stops)), text[len(before) :], maxsplit=1)[0]
+        block = _EMPTY_REASONING.sub("", block).rstrip()
+        return block if all(name in block for name in names) else None
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        """Return the text of the chat with more messages; without any, it ends with the generation prompt."""
+        longer = replace(self.chat, messages=[*self.chat.messages, *messages], add_generation_prompt=not messages)
+        return render_chat(replace(longer, continue_final_message=False), self.model.template)
 
 
-def _reply_maker(
-    turn: Turn, model: Model, syntax: CallSyntax, *, reasoning_open: bool
-) -> Callable[[RandomStream], Sequence[int]]:
-    """Return a function that makes a scripted reply's ids; the prompt has the opening tag if `reasoning_open`."""
-
-    def make_reply(stream: RandomStream) -> Sequence[int]:
-        text = turn.text(syntax.write(turn.call, stream))
-        return model.tokenizer.encode(text.removeprefix(_REASONING) if reasoning_open else text)
-
-    return make_reply
-
-
-def _render_more(chat: ChatRequest, model: Model, messages: Sequence[Message]) -> str:
-    """Return the text of a chat with more messages; without any, it ends with the generation prompt."""
-    longer = replace(chat, messages=[*chat.messages, *messages], add_generation_prompt=not messages)
-    return render_chat(replace(longer, continue_final_message=False), model.template)
+def _object(arguments: object) -> dict[str, Any] | None:
+    """Return arguments as an object; None for text that is not a JSON object."""
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def text_prompts(
@@ -319,3 +392,89 @@ def ids_to_return(body: Body, model: Model, prepare: PrepareMessages = prepare_f
     """Return the ids of a `/tokenize` request; `add_special_tokens` is true by default, but false for messages."""
     text = text_to_tokenize(body, prepare, model.template)
     return model.encode(text, add_special_tokens=bool(body.get("add_special_tokens", "messages" not in body)))
+
+
+Schema = Mapping[str, Any]
+
+_MAX_DEPTH: Final = 6  # schemas can refer to themselves
+_MAX_VALUES: Final = 200
+_MAX_ITEMS: Final = 2
+_MAX_LENGTH: Final = 256  # of strings and arrays, even if the schema requires more
+
+
+def make_arguments(schema: object, stream: RandomStream, words: Sequence[str]) -> dict[str, Any]:
+    """Return arguments that fit the `parameters` of a function; empty if it has none. Strings are made of `words`."""
+    if not isinstance(schema, Mapping):
+        return {}
+    definitions = schema.get("$defs") or schema.get("definitions") or {}
+    maker = _ValueMaker(stream, words, definitions if isinstance(definitions, Mapping) else {})
+    arguments = maker.value({"type": "object", **schema}, 0)
+    return arguments if isinstance(arguments, dict) else {}
+
+
+class _ValueMaker:
+    """Makes values that fit schemas; `definitions` are the schemas that `$ref` can name."""
+
+    __slots__ = ("_count", "_definitions", "_stream", "_words")
+
+    def __init__(self, stream: RandomStream, words: Sequence[str], definitions: Schema) -> None:
+        self._stream = stream
+        self._words = words
+        self._definitions = definitions
+        self._count = 0
+
+    def value(self, schema: object, depth: int) -> Any:
+        """Return a value that fits; None where the schema is too deep or has too many values."""
+        self._count += 1
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._count > _MAX_VALUES:
+            return None
+        if "const" in schema:
+            return schema["const"]
+        options = schema.get("enum")
+        if isinstance(options, list) and options:
+            return options[self._stream.below(len(options))]
+        target = self._target(schema)
+        if target is not None:
+            return self.value(target, depth + 1)
+        return self._typed_value(schema, depth)
+
+    def _target(self, schema: Schema) -> object:
+        """Return the schema that applies instead: the referenced one, or the first alternative."""
+        if isinstance(schema.get("$ref"), str):
+            return self._definitions.get(schema["$ref"].rpartition("/")[2], {})
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return schema[key][0]
+        return None
+
+    def _typed_value(self, schema: Schema, depth: int) -> Any:
+        types = schema.get("type", "object" if "properties" in schema else "string")
+        kind = types[0] if isinstance(types, list) and types else types
+        if kind == "object":
+            properties = schema.get("properties")
+            fields = properties if isinstance(properties, Mapping) else {}
+            return {str(name): self.value(field, depth + 1) for name, field in fields.items()}
+        if kind == "array":
+            count = max(1 + self._stream.below(_MAX_ITEMS), _bound(schema, "minItems", 0))
+            count = min(count, _bound(schema, "maxItems", count))
+            return [self.value(schema.get("items", {}), depth + 1) for _ in range(min(count, _MAX_LENGTH))]
+        if kind in ("integer", "number"):
+            low = _bound(schema, "minimum", _bound(schema, "exclusiveMinimum", 0) + 1)
+            high = _bound(schema, "maximum", _bound(schema, "exclusiveMaximum", low + 10) - 1)
+            integer = self._stream.between(low, max(low, high))
+            return integer if kind == "integer" else integer + 0.5 * (integer < high)
+        if kind == "boolean":
+            return self._stream.below(2) == 1
+        return None if kind == "null" else self._string(schema)
+
+    def _string(self, schema: Schema) -> str:
+        text = self._words[self._stream.below(len(self._words))]
+        min_length = min(max(_bound(schema, "minLength", 0), 0), _MAX_LENGTH)
+        text *= 1 + min_length // len(text)
+        return text[: max(min_length, _bound(schema, "maxLength", len(text)))]
+
+
+def _bound(schema: Schema, key: str, default: int) -> int:
+    """Return a bound of a schema as an integer; the default if it is absent or no reasonable number."""
+    value = schema.get(key)
+    return int(value) if isinstance(value, int | float) and abs(value) < 1 << 40 else default

@@ -21,11 +21,14 @@ from proxy.simulator.engine import (
     VERSION,
     ChatReply,
     EngineRoutes,
+    JsonObject,
     Response,
+    event,
     gauge_response,
     json_response,
     read_body,
     route,
+    usage,
 )
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import GenerationOptions, Model, Token
@@ -50,7 +53,6 @@ from proxy.simulator.sglang_wire import (
     sglang_max_tokens,
 )
 from proxy.simulator.template import prepare_for_sglang
-from proxy.simulator.wire import JsonObject, event, usage
 
 
 class _Sglang(Response):
@@ -71,7 +73,7 @@ class _Sglang(Response):
     def metadata(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
         """Return `metadata` of the response, with the spans of its first choice."""
         spans = self.versions.spans(len(choices[0]))
-        return {"weight_version": self.engine.weights.version, "weight_versions": spans}
+        return {"weight_version": self.engine.weight_version, "weight_versions": spans}
 
     def meta_info(self, prompt: Prompt, tokens: Sequence[Token], logprobs: JsonObject) -> JsonObject:
         """Return `meta_info` of one choice with these keys of logprobs; the latency is always 0."""
@@ -79,7 +81,7 @@ class _Sglang(Response):
             "id": self.id,
             "finish_reason": finish_reason(tokens),
             "prompt_tokens": len(prompt.ids),
-            "weight_version": self.engine.weights.version,
+            "weight_version": self.engine.weight_version,
             "num_retractions": 0,
             **logprobs,
             "reasoning_tokens": 0,
@@ -484,9 +486,9 @@ class SglangRoutes(EngineRoutes):
     async def _update_weight_version(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         version = new_version(body)
-        self._engine.weights.version = version
+        self._engine.weight_version = version
         if body.get("abort_all_requests", True):
-            self._engine.weights.aborts += 1
+            self._engine.aborts += 1
         message = f"Weight version updated to {version}"
         return json_response({"success": True, "message": message, "new_version": version})
 
@@ -504,7 +506,7 @@ class SglangRoutes(EngineRoutes):
             "is_generation": True,
             "served_model_name": self._engine.options.model,
             "preferred_sampling_params": None,
-            "weight_version": self._engine.weights.version,
+            "weight_version": self._engine.weight_version,
         }
         return json_response({**info, **self._parsers})
 

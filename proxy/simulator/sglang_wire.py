@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
+from proxy.simulator.engine import JsonObject, experts_as_int32, usage
 from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.model import Token
 from proxy.simulator.options import Options
@@ -20,7 +21,6 @@ from proxy.simulator.requests import Body, ChatRequest, CommonFields, read_chat,
 from proxy.simulator.sampler import TokenDistribution, UnigramTail, as_float32
 from proxy.simulator.template import prepare_for_sglang
 from proxy.simulator.tokenizer import Tokenizer
-from proxy.simulator.wire import JsonObject, experts_as_int32, usage
 
 _HEADERS: Final = {
     "return_input_ids_in_sglext": "x-sglext-return-input-ids",

@@ -14,14 +14,19 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
 from proxy.simulator.engine import (
+    FINGERPRINT,
     VERSION,
     ChatReply,
     EngineRoutes,
+    JsonObject,
     Response,
+    event,
+    experts_as_npy,
     gauge_response,
     json_response,
     read_body,
     route,
+    usage,
 )
 from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
@@ -47,7 +52,6 @@ from proxy.simulator.requests import (
     read_completions,
     read_fields,
 )
-from proxy.simulator.wire import FINGERPRINT, JsonObject, event, experts_as_npy, usage
 
 _NULLS: Final[JsonObject] = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
@@ -489,12 +493,12 @@ class VllmRoutes(EngineRoutes):
 
     @route("GET", "/weight_info")
     async def _weight_info(self, request: web.Request) -> web.Response:
-        return json_response({"weight_version": self._engine.weights.version})
+        return json_response({"weight_version": self._engine.weight_version})
 
     @route("POST", "/update_weight_version")
     async def _update_weight_version(self, request: web.Request) -> web.Response:
         version = new_version(await read_body(request))
-        self._engine.weights.version = version
+        self._engine.weight_version = version
         return json_response({"success": True, "new_version": version})
 
     @route("GET", "/version")

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from tests.support.continued_calls import CHAT, DETOKENIZE, TOKENIZE, continuations, continuations_made, served, tapped
 
-from proxy.simulator.wire import experts_as_int32
+from proxy.simulator.engine import experts_as_int32
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, sequences
 

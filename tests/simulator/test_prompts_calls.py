@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Options
+from proxy.simulator.prompts import Replies, make_arguments
+from proxy.simulator.requests import ChatRequest
 from proxy.simulator.sampler import RandomStream
 from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
-from proxy.simulator.tool_calls import CallSyntax, make_arguments
 
 TURN = "{% for m in messages %}<u>{{ m.content }}{{ calls(m) }}<e>{% endfor %}{{ '<a>' if add_generation_prompt }}"
 GLM = (
@@ -79,17 +80,7 @@ async def test_a_truncated_call_is_content(start, tools):
 def syntax(template, rate=0.0):
     """How the replies of a model write calls."""
     model = load_model(template, "<e>", None, rate)
-
-    def render(messages):
-        return model.template.render(
-            [*HELLO, *messages],
-            tools=None,
-            add_generation_prompt=not messages,
-            continue_final_message=False,
-            variables={},
-        )
-
-    return CallSyntax(render, model)
+    return Replies(ChatRequest(HELLO), model)
 
 
 @pytest.mark.parametrize(
