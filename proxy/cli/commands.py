@@ -18,8 +18,7 @@ from rich.text import Text
 
 from proxy.cli.console import print_json, print_lines, print_note, print_table
 from proxy.cli.control import Control, ControlAddress, Refused, connected
-from proxy.cli.render import RolloutView, StepView, step_lines
-from proxy.cli.tables import number, table
+from proxy.cli.render import RolloutView, StepView, number, step_lines, table
 from proxy.clock import SystemClock
 from tokentape.transport import LOG
 

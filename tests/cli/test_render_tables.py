@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.cli.console import output
-from proxy.cli.tables import age, drift, number, table
+from proxy.cli.render import age, drift, number, table
 from proxy.clock import SystemClock
 
 AGE_MS = 2 * 3600_000 + 60_000
