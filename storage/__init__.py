@@ -11,16 +11,17 @@ Each module imports only modules above it; `redis/` and `embedded/` do not impor
 
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
 from storage.options import Address, StoreOptions, are_buckets, parse_url
-from storage.redis.cluster import Cluster
-from storage.redis.connections import Barrier, Servers, connections_to, connections_to_socket
+from storage.redis.cluster import Cluster, Primaries, Sentinel
+from storage.redis.connections import Barrier, Connections, Refresh, Servers, connections_to, connections_to_socket
 from storage.redis.keys import CLUSTER_BUCKETS, DEFAULT_BUCKETS, Layout, creation_key
 from storage.redis.replies import checked
 from storage.redis.scripts import Command
-from storage.redis.server_info import barrier_for, check_supported, fetch_info
+from storage.redis.server_info import barrier_for, check_supported, fetch_infos
 from storage.redis.store import Store
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ DISTRIBUTION = "tokentape"
 
 
 async def open_store(url: str, options: StoreOptions | None = None) -> Store:
-    """Open the store at `url`: `embedded:PATH`, `unix:PATH`, `redis://`, `rediss://`, `redis+cluster://`, ….
+    """Open the store at `url`: `embedded:PATH`, `unix:PATH`, `redis://`, `redis+cluster://`, `redis+sentinel://`, ….
 
     Connects to the servers and checks them before it returns.
 
@@ -49,8 +50,19 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
         return await _open(connections_to_socket(str(address.path), address, options), options)
     if address.kind == "single":
         return await _open(connections_to(*address.hosts[0], address, options), options)
-    cluster = Cluster(address.hosts, lambda host, port: connections_to(host, port, address, options))
-    return await _open(cluster, options)
+    return await _open(_primaries(address, options), options)
+
+
+def _primaries(address: Address, options: StoreOptions) -> Primaries:
+    def connect(host: str, port: int, refresh: Refresh) -> Connections:
+        return connections_to(host, port, address, options, refresh)
+
+    if address.kind == "cluster":
+        return Cluster(address.hosts, connect, options.timeout_s)
+    plain = replace(address, db=0, username=None, password=None)
+    own = replace(options, username=options.sentinel_username, password=options.sentinel_password)
+    sentinels = [connections_to(host, port, plain, own) for host, port in address.hosts]
+    return Sentinel(sentinels, address.service, connect, options.timeout_s)
 
 
 async def start_shared(url: str, options: StoreOptions) -> "EmbeddedServer | None":
@@ -82,8 +94,8 @@ async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":
 
 async def _open(servers: Servers, options: StoreOptions, stop: Callable[[], Awaitable[None]] | None = None) -> Store:
     try:
-        infos = [(server, await fetch_info(server)) for server in await servers.all()]
-        for _, info in infos:
+        infos, _ = await fetch_infos(await servers.all())
+        for info in infos.values():
             check_supported(info, in_cluster=isinstance(servers, Cluster))
         barrier = await barrier_for(infos, options)
         layout = Layout(options.prefix, await _buckets(servers, options, barrier))

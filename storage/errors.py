@@ -10,7 +10,14 @@ class StorageError(Exception):
 
 
 class StoreUnreachable(StorageError):
-    """The store cannot be reached, or it cannot accept writes at the moment. Retry later."""
+    """The store cannot be reached, or it cannot accept writes at the moment. Retry later.
+
+    `server`: the address of the server that failed; None if no server did, for example while data moves between servers.
+    """
+
+    def __init__(self, message: str, server: str | None = None) -> None:
+        super().__init__(message)
+        self.server = server
 
 
 class RolloutDeleted(StorageError):

@@ -6,20 +6,24 @@ from typing import Final, Literal
 from urllib.parse import unquote
 
 Durability = Literal["acknowledged", "fsync", "replicated"]
-Kind = Literal["embedded", "unix", "single", "cluster"]
+Kind = Literal["embedded", "unix", "single", "cluster", "sentinel"]
 
 _VALID_FORMS: Final = (
     "embedded:PATH, unix:PATH, redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… (TLS), "
-    "redis+cluster://HOST[:PORT][,HOST[:PORT]…] and rediss+cluster://…"
+    "redis+cluster://HOST[:PORT][,HOST[:PORT]…], rediss+cluster://…, redis+sentinel://HOST[:PORT][,HOST[:PORT]…]/SERVICE[/DB] "
+    "and rediss+sentinel://…"
 )
 _SCHEMES: Final[dict[str, tuple[Kind, bool]]] = {
     "redis": ("single", False),
     "rediss": ("single", True),
     "redis+cluster": ("cluster", False),
     "rediss+cluster": ("cluster", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
 }
 _PATH_SCHEMES: Final[dict[str, Kind]] = {"embedded": "embedded", "unix": "unix"}
 _DEFAULT_PORT: Final = 6379
+_SENTINEL_PORT: Final = 26_379
 MIN_BUCKETS: Final = 16
 MAX_BUCKETS: Final = 1024
 
@@ -30,7 +34,8 @@ class StoreOptions:
 
     `ttl_s`: lifetime of a rollout after its last write; None: no expiry. `durability`: a write is complete when the server
     has replied (`acknowledged`), when it is on the server's disk (`fsync`), or when it is on `replicas` replicas
-    (`replicated`). `timeout_s` limits every wait for the store. `username` and `password` override those in the URL.
+    (`replicated`). `timeout_s` limits every wait for the store. `username` and `password` override those in the URL;
+    `sentinel_username` and `sentinel_password` are those of the sentinels.
     `ca_file`: certificate authorities for TLS; None: the system's. `max_connections`: connections per server; callers
     wait for a free connection when all are in use. `buckets`: into how many parts, each in one slot of a cluster, a store that
     is created divides its keys: a power of two; None: 16 on one server, 256 on a cluster. A store that exists keeps its number.
@@ -42,6 +47,8 @@ class StoreOptions:
     replicas: int = 1
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
     timeout_s: float = 10.0
     max_connections: int = 64
@@ -67,13 +74,17 @@ def are_buckets(count: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed store URL. `path` is set for embedded stores and Unix sockets, `hosts` for all others."""
+    """A parsed store URL. `path` is set for embedded stores and Unix sockets, `hosts` for all others.
+
+    `service`: the name under which the sentinels at `hosts` monitor the primary.
+    """
 
     kind: Kind
     path: Path = Path()
     hosts: tuple[tuple[str, int], ...] = ()
     tls: bool = False
     db: int = 0
+    service: str = ""
     username: str | None = None
     password: str | None = field(default=None, repr=False)
 
@@ -91,6 +102,11 @@ def parse_url(url: str) -> Address:
     credentials, _, netloc = rest[2:].rpartition("@")
     username, _, password = credentials.partition(":")
     netloc, _, db = netloc.partition("/")
+    service = ""
+    if kind == "sentinel":
+        service, _, db = db.partition("/")
+        if not service:
+            raise ValueError(f"the store URL lacks the name of the primary: {scheme}://{netloc}/SERVICE")
     if db and (kind == "cluster" or not db.isdecimal()):
         raise ValueError(f"invalid database /{db} in the store URL: a database is a number, and a cluster has none")
     return Address(
@@ -98,6 +114,7 @@ def parse_url(url: str) -> Address:
         hosts=_parse_hosts(kind, netloc),
         tls=tls,
         db=int(db or 0),
+        service=unquote(service),
         username=unquote(username) or None,
         password=unquote(password) or None,
     )
@@ -112,7 +129,8 @@ def _parse_hosts(kind: Kind, netloc: str) -> tuple[tuple[str, int], ...]:
         host = head.removeprefix("[") if bracket else host
         if not host or (colon and not (port.isdecimal() and 0 < int(port) < 65_536)):
             raise ValueError(f"{part!r} is not HOST or HOST:PORT; valid forms of a store URL are {_VALID_FORMS}")
-        hosts.append((host, int(port) if colon else _DEFAULT_PORT))
+        default_port = _SENTINEL_PORT if kind == "sentinel" else _DEFAULT_PORT
+        hosts.append((host, int(port) if colon else default_port))
     if kind == "single" and len(hosts) > 1:
         raise ValueError(f"{netloc!r} has more than one host; for a cluster, use redis+cluster://{netloc}")
     return tuple(hosts)

@@ -1,9 +1,9 @@
 """Liveness, readiness and metrics, for operators and load balancers."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -14,6 +14,8 @@ from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint
 from storage.errors import StorageError
 from storage.types import QueueCounts
+
+T = TypeVar("T")
 
 _STORE_TIMEOUT_S = 1.0
 _READY_TIMEOUT_S = 2
@@ -66,16 +68,20 @@ def make_info_metrics(
 
 
 async def _facts(context: Context) -> tuple[dict[str, str], dict[str, QueueCounts]]:
-    """Return the facts about the store and the queues of its policies; nothing if it is unreachable or slow."""
-    if context.recorder.store_health.unreachable is not None:
-        return {}, {}
+    """Return the facts about the store and the queues of its policies; nothing of what is unreachable or slow."""
     queue, policies = context.store.queue, list(dict.fromkeys([*context.policies.trained, DEFAULT_POLICY]))
+    facts = await _in_time(context.store.info())
+    counts = await asyncio.gather(*(_in_time(queue.counts(policy)) for policy in policies))
+    return facts or {}, {policy: it for policy, it in zip(policies, counts, strict=True) if it is not None}
+
+
+async def _in_time(reply: Awaitable[T]) -> T | None:
+    """Return the reply of the store; None if it is unreachable or slow."""
     try:
         async with asyncio.timeout(_STORE_TIMEOUT_S):
-            facts, counts = await asyncio.gather(context.store.info(), asyncio.gather(*map(queue.counts, policies)))
+            return await reply
     except (TimeoutError, StorageError):
-        return {}, {}
-    return facts, dict(zip(policies, counts, strict=True))
+        return None
 
 
 async def show_health(_request: web.Request) -> web.Response:
@@ -85,6 +91,8 @@ async def show_health(_request: web.Request) -> web.Response:
 
 async def show_ready(request: web.Request) -> web.Response:
     """`GET /ready`: 200 if the store is reachable, otherwise 503 with the state of the store and of each engine.
+
+    Of several servers one that responds is enough: calls of its rollouts succeed. `servers` has the state of each.
 
     With `ready_requires_engine`, an engine must pass a health check too; otherwise no engine can delay the response. A journal
     replaces an unreachable store (store.on_failure: spool): `spooled` is the number of steps in it. It returns 503 from the
@@ -99,12 +107,15 @@ async def show_ready(request: web.Request) -> web.Response:
     is_strict = context.settings.ready_requires_engine
     engines = {endpoint.label: not endpoint.health.is_ejected for endpoint in context.upstream.endpoints}
     if is_strict:
-        store, engines = await asyncio.gather(_store(context), healthy_engines(context))
+        servers, engines = await asyncio.gather(_servers(context), healthy_engines(context))
     else:
-        store = await _store(context)
+        servers = await _servers(context)
     spooled = context.recorder.journaled
-    is_ready = (store == "ok" or spooled is not None) and (any(engines.values()) or not is_strict)
+    is_ready = (None in servers.values() or spooled is not None) and (any(engines.values()) or not is_strict)
+    store = "; ".join(filter(None, servers.values())) or "ok"
     state: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
+    if len(servers) > 1:
+        state["servers"] = {server: reason or "ok" for server, reason in servers.items()}
     if spooled is not None:
         state["spooled"] = spooled
     if without := [endpoint.label for endpoint in context.upstream.endpoints if endpoint.returns_ids is False]:
@@ -121,16 +132,14 @@ async def show_metrics(request: web.Request) -> web.Response:
     return web.Response(body=counted + generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _store(context: Context) -> str:
-    if context.recorder.store_health.unreachable is not None:
-        return context.recorder.store_health.unreachable
+async def _servers(context: Context) -> Mapping[str, str | None]:
+    """Return why each server of the store is unreachable, by its address; None for those that respond."""
+    known = context.recorder.store_health.unreachable
     try:
-        await asyncio.wait_for(context.store.ping(), _READY_TIMEOUT_S)
-    except TimeoutError:
-        return f"timed out after {_READY_TIMEOUT_S} s"
+        servers = await context.store.ping(_READY_TIMEOUT_S)
     except StorageError as error:
-        return str(error)
-    return "ok"
+        return known or {"": str(error)}
+    return {server: known.get(server, reason) for server, reason in servers.items()}
 
 
 async def healthy_engines(context: Context) -> dict[str, bool]:

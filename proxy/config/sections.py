@@ -56,11 +56,13 @@ class StoreSettings(Section):
     """The store of rollouts and steps."""
 
     url: str = described(
-        "URL of the store: embedded:PATH, redis://, rediss://, redis+cluster:// or rediss+cluster://.",
+        "URL of the store: embedded:PATH, redis://, redis+cluster:// or redis+sentinel:// (rediss…: TLS).",
         "embedded:./data",
     )
     username: str | None = described("ACL user; set it by environment variable.")
     password: SecretStr | None = described("Password; set it by environment variable.")
+    sentinel_username: str | None = described("ACL user of the sentinels of redis+sentinel://.")
+    sentinel_password: SecretStr | None = described("Password of the sentinels. Set it by environment variable.")
     ca_file: Path | None = described("CA certificates for rediss://. Default: the system's.")
     prefix: str = described("Prefix of every key.", "tt", min_length=1)
     ttl_s: int | None = described("When idle rollouts expire. Default: never.", gt=0)

@@ -176,8 +176,8 @@ class Admission:
         """
         started = self._clock.monotonic()
         try:
-            if self._recorder.store_health.unreachable is not None:
-                self._recorder.store_health.check()
+            if self._recorder.store_health.unreachable:
+                self._recorder.store_health.check(rollout_id)
             fields = {} if group_id is None else write_fields({"group_id": group_id})
             reservation = Reservation(step_id, LEASE_MS)
             stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)

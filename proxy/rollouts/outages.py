@@ -1,25 +1,26 @@
-"""Outages of the store: its health, and the journal of steps on disk meanwhile.
+"""Outages of the store: the health of its servers, and the journal of steps on disk meanwhile.
 
-The store counts as unreachable after a failed command, and as reachable after a successful write: a store that is full or
-read-only still replies to PING.
+A server counts as unreachable after a failed command, and as reachable after a successful write: a server that is full or
+read-only still replies to PING. A rollout depends only on the server that has it.
 
 The journal is one file of frames, locked by its process. A frame is `TTJ2`, its length (u32), a checksum of 16 bytes, and the
 entry as MessagePack.
 
 Rule 1: an entry is on disk (fsync) when `write` returns.
 Rule 2: entries of a rollout are replayed in the order in which they were written; different rollouts concurrently, because
-        entries are also written concurrently meanwhile. The file is truncated only after the last entry: an entry that is
-        replayed twice after a failure is stored once, because the store knows steps by name.
+        entries are also written concurrently meanwhile, and only while their server is reachable. The file is truncated only
+        after the last entry: an entry that is replayed twice after a failure is stored once, because the store knows steps by
+        name.
 Rule 3: damaged frames are skipped and counted. An incomplete last frame was never acknowledged and is cut off.
 """
 
 import asyncio
 import os
 import sys
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +33,11 @@ from storage.errors import StorageError, StoreUnreachable
 from storage.redis.store import Store
 from storage.types import StepWrite
 
-_INTERVALS_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)  # between probes; the last one repeats
+_INTERVALS_S: Final = (0.05, 0.1, 0.2, 0.5)  # between probes; the last one repeats
 _PROBE_TIMEOUT_S: Final = 2.0
-PROBE: Final = "probe"  # a constant of the store: only the first write of it changes the store
 _MAGIC: Final = b"TTJ2"
 _CHECKSUM_BYTES: Final = 16
-_REPLAY_BATCH: Final = 64  # entries in memory during a replay
+_REPLAYED_AT_ONCE: Final = 64  # rollouts, each with one entry in memory
 _HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
 _DECODER: Final = msgspec.msgpack.Decoder(StepWrite)
 
@@ -54,6 +54,7 @@ class Journal:
         try:
             _lock(self._file, path)
             self._frames, self._end = self._read_frames()
+            self.pending = sum(map(len, self._frames.values()))  # entries that are not in the store yet
             os.ftruncate(self._file, self._end)
         except BaseException:
             os.close(self._file)
@@ -62,10 +63,8 @@ class Journal:
     def __repr__(self) -> str:
         return f"<Journal {self._path}, {self.pending} entries>"
 
-    @property
-    def pending(self) -> int:
-        """The number of entries that are not in the store yet."""
-        return len(self._frames)
+    def __contains__(self, rollout: str) -> bool:
+        return rollout in self._frames
 
     async def write(self, entry: StepWrite) -> None:
         """Append an entry; it is on disk when this returns. Raises OSError on failure; then nothing was appended.
@@ -75,55 +74,57 @@ class Journal:
         frame = pack(entry)
         async with self._lock:
             await asyncio.to_thread(self._append, frame)
-            self._frames.append((self._end, len(frame)))
+            self._frames.setdefault(entry.rollout, deque()).append((self._end, len(frame)))
             self._end += len(frame)
+            self.pending += 1
 
-    async def replay(self, append: Callable[[StepWrite], Awaitable[None]]) -> None:
-        """Pass every entry to `append`, including those written meanwhile, and truncate the file after the last.
+    async def replay(
+        self, append: Callable[[StepWrite], Awaitable[None]], is_reachable: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """Pass every entry of reachable rollouts to `append`, including those written meanwhile.
 
-        Raises what `append` raises; entries that were not appended stay.
+        Raises an error of `append`, after the other rollouts; entries that were not appended stay.
         """
-        while self._frames:
-            frames = tuple(islice(self._frames, _REPLAY_BATCH))
-            rollouts: defaultdict[str, list[tuple[int, StepWrite]]] = defaultdict(list)
-            done: set[int] = set()
-            for offset, entry in await asyncio.to_thread(self._entries, frames):
-                if entry is None:
-                    self.damaged += 1
-                    done.add(offset)
-                else:
-                    rollouts[entry.rollout].append((offset, entry))
-
-            async def in_order(entries: list[tuple[int, StepWrite]], done: set[int] = done) -> None:
-                for offset, entry in entries:
-                    await append(entry)
-                    done.add(offset)
-
-            outcomes = await asyncio.gather(*map(in_order, rollouts.values()), return_exceptions=True)
+        while rollouts := [rollout for rollout in self._frames if is_reachable(rollout)]:
+            remaining, errors = iter(rollouts), list[BaseException]()  # of all tasks
+            works = (self._replay_each(remaining, append, errors) for _ in range(_REPLAYED_AT_ONCE))
+            errors += filter(None, await asyncio.gather(*works, return_exceptions=True))
             async with self._lock:
-                while self._frames and self._frames[0][0] in done:
-                    self._frames.popleft()
                 if not self._frames:
                     self._end = 0
                     os.ftruncate(self._file, 0)
-            for outcome in outcomes:
-                if outcome is not None:
-                    raise outcome
+            if errors:
+                raise errors[0]
+
+    async def _replay_each(
+        self, rollouts: Iterator[str], append: Callable[[StepWrite], Awaitable[None]], errors: list[BaseException]
+    ) -> None:
+        for rollout in rollouts:
+            frames = self._frames[rollout]
+            try:
+                while frames:
+                    entry = await asyncio.to_thread(self._entry, *frames[0])
+                    if entry is None:
+                        self.damaged += 1
+                    else:
+                        await append(entry)
+                    frames.popleft()
+                    self.pending -= 1
+                del self._frames[rollout]
+            except StorageError as error:
+                errors.append(error)
 
     def close(self) -> None:
         """Close the file; the next process that opens it replays its entries."""
         os.close(self._file)
 
-    def _entries(self, frames: Iterable[tuple[int, int]]) -> list[tuple[int, StepWrite | None]]:
-        """Return the offset and the entry of each frame; None for a damaged one."""
-        read: list[tuple[int, StepWrite | None]] = []
-        for offset, length in frames:
-            try:
-                read.append((offset, unpack(os.pread(self._file, length, offset))))
-            except ValueError as error:
-                LOG.error("Step in journal %s lost: %s", self._path, error)
-                read.append((offset, None))
-        return read
+    def _entry(self, offset: int, length: int) -> StepWrite | None:
+        """Return the entry of a frame; None for a damaged one."""
+        try:
+            return unpack(os.pread(self._file, length, offset))
+        except ValueError as error:
+            LOG.error("Step in journal %s lost: %s", self._path, error)
+            return None
 
     def _append(self, frame: bytes) -> None:
         try:
@@ -135,10 +136,10 @@ class Journal:
             os.ftruncate(self._file, self._end)
             raise
 
-    def _read_frames(self) -> tuple[deque[tuple[int, int]], int]:
-        """Return the complete frames of the file, and the end of the last one."""
+    def _read_frames(self) -> tuple[dict[str, deque[tuple[int, int]]], int]:
+        """Return the complete frames of the file by rollout, and the end of the last one."""
         text = self._path.read_bytes()
-        frames = deque(_whole_frames(text))
+        frames = list(_whole_frames(text))
         if not frames and not text.startswith(_MAGIC[: len(text)]):
             raise OSError(f"{self._path} is not a journal of this version: set a different store.spool_path")
         end = frames[-1][0] + frames[-1][1] if frames else 0
@@ -148,7 +149,12 @@ class Journal:
             LOG.error("Journal %s is damaged: %d unreadable bytes between entries are skipped", self._path, gaps)
         if frames:
             LOG.warning("Journal %s has %d steps that are not in the store yet", self._path, len(frames))
-        return frames, end
+        rollouts: dict[str, deque[tuple[int, int]]] = {}
+        for offset, length in frames:
+            rollouts.setdefault(_rollout(text[offset + _HEAD_BYTES : offset + length]), deque()).append(
+                (offset, length)
+            )
+        return rollouts, end
 
 
 def pack(entry: StepWrite) -> bytes:
@@ -163,6 +169,21 @@ def unpack(frame: bytes) -> StepWrite:
     if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
         raise ValueError("checksum mismatch")
     return _DECODER.decode(body)
+
+
+class _Head(msgspec.Struct):
+    rollout: str
+
+
+_HEADS: Final = msgspec.msgpack.Decoder(_Head)
+
+
+def _rollout(body: bytes) -> str:
+    """Return the rollout of an entry; nothing for one of another shape, which `unpack` refuses."""
+    try:
+        return _HEADS.decode(body).rollout
+    except msgspec.MsgspecError:
+        return ""
 
 
 def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:
@@ -195,51 +216,62 @@ def _lock(file: int, path: Path) -> None:
 
 
 class StoreHealth(BackgroundWork):
-    """Whether the store is reachable. `back` is awaited after each recovery; it may fail, which continues the probes."""
+    """Which servers of the store are unreachable. `back` is awaited after each recovery; it may fail, and is repeated then."""
 
     def __init__(self, store: Store, metrics: Metrics, back: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._metrics = metrics
         self._back = back
-        self.unreachable: str | None = None  # the reason, or None while the store is reachable
+        self.unreachable: dict[str, str] = {}  # the reason, by address
 
     def __repr__(self) -> str:
         return f"<StoreHealth {self.unreachable or 'reachable'}>"
 
-    def check(self) -> None:
-        """Raise StoreUnreachable while the store is known to be unreachable."""
-        if self.unreachable is not None:
-            raise StoreUnreachable(self.unreachable)
+    def reason(self, rollout: str) -> str | None:
+        """Return why the server of a rollout is unreachable, if it is known to be."""
+        return self.unreachable.get(self._store.server_of(rollout)) if self.unreachable else None
 
-    def failed(self, error: StorageError) -> None:
-        """Handle a failed command: if the store is unreachable, start probing it."""
-        if isinstance(error, StoreUnreachable) and self.unreachable is None:
+    def check(self, rollout: str) -> None:
+        """Raise StoreUnreachable while the server of this rollout is known to be unreachable."""
+        if (reason := self.reason(rollout)) is not None:
+            raise StoreUnreachable(reason)
+
+    def failed(self, error: Exception) -> None:
+        """Handle a failed command: if a server is unreachable, start probing it."""
+        if isinstance(error, StoreUnreachable) and error.server is not None and error.server not in self.unreachable:
             LOG.error("Store unreachable: %s", error)
-            self.unreachable = str(error)
+            self.unreachable[error.server] = str(error)
             self._metrics.store_up.set(0)
             self.probe()
 
     def probe(self) -> None:
-        """Probe the store until it is reachable and `back` has succeeded."""
+        """Probe the unreachable servers until all are reachable and `back` has succeeded."""
         if self._task is None or self._task.done():  # it also ends by an unexpected error of `back`
             self.start()
 
     async def _run(self) -> None:
-        probes = 0
+        intervals, last_error = chain(_INTERVALS_S, repeat(_INTERVALS_S[-1])), ""
         while True:
+            await asyncio.gather(*map(self._probe, tuple(self.unreachable)))
             try:
-                async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    await self._store.ping()
-                    await self._store.set_once(PROBE, b"1")
-                if self.unreachable is not None:
-                    LOG.info("Store reachable again")
-                self.unreachable = None
-                self._metrics.store_up.set(1)
                 await self._back()
             except (StorageError, OSError) as error:
-                self.unreachable = str(error) or f"the store timed out after {_PROBE_TIMEOUT_S:g} s"
-                self._metrics.store_up.set(0)
+                if str(error) != last_error:
+                    LOG.error("Journal not replayed yet: %s", error)
+                last_error = str(error)
+                self.failed(error)
             else:
-                return
-            await asyncio.sleep(_INTERVALS_S[min(probes, len(_INTERVALS_S) - 1)])
-            probes += 1
+                if not self.unreachable:
+                    self._metrics.store_up.set(1)
+                    return
+            await asyncio.sleep(next(intervals))
+
+    async def _probe(self, server: str) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                await self._store.probe(server)
+        except (StorageError, OSError) as error:
+            self.unreachable[server] = str(error) or self.unreachable[server]  # a timeout has no text
+        else:
+            LOG.info("Store at %s reachable again, or replaced by another server", server)
+            del self.unreachable[server]

@@ -133,7 +133,9 @@ class Recorder:
     async def _replay(self) -> None:
         """Append the journal's entries to the store. Raises StorageError; the remaining entries stay in the journal."""
         if self._journal is not None:
-            await self._journal.replay(self._append_from_journal)
+            await self._journal.replay(
+                self._append_from_journal, lambda rollout: self.store_health.reason(rollout) is None
+            )
 
     async def _append_from_journal(self, entry: StepWrite) -> None:
         now_ms = self._clock.now_ms()
@@ -181,8 +183,9 @@ class Recorder:
     async def _append(self, step: Step, live: LiveRollout, body_bytes: int, work_bytes: int) -> None:
         if step.timing.stored is None:
             step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
-        if self._journal is not None and (self._journal.pending or self.store_health.unreachable is not None):
-            await self._write_to_journal(step, live, body_bytes, self._journal)  # behind its entries, to keep the order
+        rollout, journal = step.rollout_id, self._journal
+        if journal is not None and (rollout in journal or self.store_health.reason(rollout) is not None):
+            await self._write_to_journal(step, live, body_bytes, journal)  # behind its entries, to keep the order
             return
         known, incarnation = live.blocks, live.rollout.incarnation
         is_first = not known  # of this process: the store knows whether it is the rollout's first one
@@ -203,8 +206,8 @@ class Recorder:
         except StorageError as error:
             self._metrics.store_operation_failures.labels("append").inc()
             self.store_health.failed(error)
-            if self._journal is not None and isinstance(error, StoreUnreachable):
-                await self._write_to_journal(step, live, body_bytes, self._journal)
+            if journal is not None and isinstance(error, StoreUnreachable):
+                await self._write_to_journal(step, live, body_bytes, journal)
                 return
             raise StoreUnavailable(
                 f"The step could not be stored, so the end of the response is withheld: {error}"
@@ -257,7 +260,7 @@ class Recorder:
         """Set a mark; return whether it is set, or in the journal."""
         try:
             try:
-                self.store_health.check()
+                self.store_health.check(rollout_id)
                 await self._store.mark(rollout_id, incarnation, {mark: b"1"}, now_ms=self._clock.now_ms())
             except StoreUnreachable as error:
                 self._metrics.store_operation_failures.labels("mark").inc()

@@ -104,6 +104,8 @@ def store_options(settings: StoreSettings) -> StoreOptions:
         replicas=settings.replicas,
         username=settings.username,
         password=settings.password.get_secret_value() if settings.password else None,
+        sentinel_username=settings.sentinel_username,
+        sentinel_password=settings.sentinel_password.get_secret_value() if settings.sentinel_password else None,
         ca_file=settings.ca_file,
         timeout_s=settings.timeout_s,
         max_connections=settings.max_connections,

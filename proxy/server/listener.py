@@ -23,7 +23,6 @@ from proxy.config.engines import EndpointSettings
 from proxy.config.sections import ListenTlsSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.errors import StoreUnavailable
-from proxy.rollouts.outages import PROBE
 from proxy.server.app import make_app, make_control_app, store_options
 from proxy.server.connections import Runner
 from proxy.server.handover import HandedOver
@@ -41,6 +40,7 @@ _CONTROL_DRAIN_TIMEOUT_S = (
 _BACKLOG = 4096  # the kernel's own limit (net.core.somaxconn) is the same by default
 _UNACKED = 24  # in struct tcp_info
 _STANDBY_INTERVAL_S = 0.5
+_PROBE = "probe"  # a constant of the store: only the first write of it changes the store
 _LINGER_TIMEOUT_S = 2  # how long the rest of a refused body is read, so that its sender receives the error
 
 
@@ -144,7 +144,7 @@ class _StandbyApp:
 async def _try_write(settings: StoreSettings, store: Store | None) -> None:
     opened = store or await open_store(settings.url, store_options(settings))
     try:
-        await opened.set_once(PROBE, b"1")
+        await opened.set_once(_PROBE, b"1")
     finally:
         if store is None:
             await opened.close()

@@ -11,18 +11,18 @@ PING that is sent on the same connection after the reply, and answered with PONG
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from inspect import signature
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Final, Protocol, TypeAlias
 
 from hiredis import Reader, pack_command
 from msgspec import Struct
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from storage.errors import StorageError, StoreUnreachable
@@ -37,15 +37,20 @@ _NO_CLIENT_INFO: Final[dict[str, None]] = (
     else {"lib_name": None, "lib_version": None}  # redis-py before 7.2
 )
 _RETRY_INTERVAL_S: Final = 0.02
+_SILENCE_S: Final = 1.0  # after which a server is suspected
+_PROBE_TIMEOUT_S: Final = 1.0
+_PROBE_INTERVALS_S: Final = (0.05, 0.1, 0.25)  # the last one repeats
 MANY_ARGUMENTS: Final = 2**13  # packing this many takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
 _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment] # the stub requires a 1-tuple
 _PING: Final = _pack(("PING",))
-_CHECKS: Final = 4  # checks for progress within the timeout
+_CHECKS: Final = 20  # checks for progress within the timeout
+_CHECKS_OF_SUSPECTS: Final = 2  # after which a server is suspected
 _INCOMPLETE: Final = object()  # instead of a reply
 
 _Caller: TypeAlias = tuple["asyncio.Future[list[Reply]]", list[Reply]]  # who waits, and the replies that it has already
 _Callers: TypeAlias = Sequence[_Caller]
+Refresh: TypeAlias = Callable[[], Awaitable[None]]
 Request: TypeAlias = tuple[bytes, Sequence[Command]]  # a key, and commands for the server that has it
 
 
@@ -70,9 +75,10 @@ class Barrier:
             # WAIT returns a number of replicas; WAITAOF the number of local disks (0 or 1) and of disks of replicas.
             count, unit = (answer[0], "disks") if isinstance(answer, list) else (answer, "replicas")
             if count < self.required:
+                setting = f" (store.replicas: {self.required})" if unit == "replicas" else ""
                 raise StoreUnreachable(
-                    f"the write reached {count} of {self.required} {unit} before the timeout; retry: it may be stored already, "
-                    "and is not stored twice"
+                    f"the write reached {count} of {self.required} {unit}{setting} before the timeout; retry: it may be stored "
+                    "already, and is not stored twice"
                 )
 
 
@@ -103,6 +109,10 @@ class Servers(Protocol):
         """Return the servers that have these keys, each with its keys; keys without a server are absent."""
         ...
 
+    def server_of(self, key: bytes) -> "Connections | None":
+        """Return the server that has `key`, as far as is known without a request."""
+        ...
+
     async def all(self) -> "list[Connections]":
         """Return all servers that accept writes."""
         ...
@@ -120,7 +130,11 @@ class Connections:
 
     If a connection breaks, its commands are sent once more on a new one, as all connections break when a server restarts. So
     all commands must be idempotent. If `patient`, commands are sent until `timeout_s` has passed, for a server that has
-    responded before and is restarting.
+    responded before and is restarting or being replaced.
+
+    After a command has failed, and a PING as well, the server is `unreachable`: commands fail at once with this reason, until a
+    PING succeeds. `refresh` is called when a server is suspected, and before each PING: it requests which server has the keys
+    now, and may call `retire`.
     """
 
     def __init__(
@@ -130,62 +144,91 @@ class Connections:
         options: StoreOptions,
         *,
         patient: bool = False,
+        refresh: Refresh | None = None,
     ) -> None:
         self.address = address
+        self.unreachable: str | None = None
         self._make = make
         self._timeout_s = options.timeout_s
         self._free = asyncio.Semaphore(options.max_connections)
         self._idle: list[AbstractConnection] = []
         self._session: _Session | None = None
         self._patient = patient
+        self._refresh = refresh
         self._has_responded = False
+        self._failure: str | None = None  # why a command failed
+        self._probing: asyncio.Task[None] | None = None
+        self._exchanges: set[asyncio.Timeout] = set()
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<Connections to {self.address}, {len(self._idle)} idle>"
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether connections broke, or replies are missing, and no PING has succeeded since."""
+        return self._probing is not None and not self._probing.done()
+
     async def execute(
-        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
+        self,
+        key: bytes,
+        commands: Sequence[Command],
+        *,
+        shared: bool = False,
+        confirmed: bool = False,
+        end: float | None = None,
     ) -> list[Reply]:
         """Send commands in one write on one connection; return one reply for each, including error replies.
 
         This server has every `key`. `shared`: use the shared connection, unless the commands are long; they must not block.
         `confirmed`: after the replies, send a PING on the same connection and add its reply, which is an error if the server
-        could not write its append-only file. Raises `StoreUnreachable` if there is no reply within `timeout_s`, including the
-        time to get a connection.
+        could not write its append-only file. Raises `StoreUnreachable` if there is no reply within `timeout_s` (or at `end`, a
+        time of the event loop), including the time to get a connection.
         """
+        if self.unreachable is not None:
+            raise StoreUnreachable(self.unreachable, self.address)
         is_long = sum(map(len, commands)) > MANY_ARGUMENTS
         parts = map(_pack, commands)
         packed = await asyncio.to_thread(b"".join, parts) if is_long else b"".join(parts)
         loop, attempt = asyncio.get_running_loop(), 1
-        end = loop.time() + self._timeout_s
+        end = end or loop.time() + self._timeout_s
         try:
             while not self._closed:
                 try:
                     if shared and len(packed) <= _MAX_SHARED_BYTES:
-                        session = self._session
-                        if session is None or session.is_closed:
-                            session = self._session = _Session(self._make(), self._timeout_s / _CHECKS)
-                        result: asyncio.Future[list[Reply]] = loop.create_future()
-                        session.send(packed, len(commands), ((result, []),), confirmed=confirmed)
-                        replies = await result
+                        replies = await self._shared(packed, len(commands), confirmed=confirmed)
                     else:
-                        async with asyncio.timeout_at(end), self._free:
-                            replies = await self._exchange(packed, len(commands), confirmed=confirmed)
+                        replies = await self._pooled(packed, len(commands), end, confirmed=confirmed)
                 except RedisConnectionError as error:
-                    is_restarting = self._patient and self._has_responded and loop.time() < end - 2 * _RETRY_INTERVAL_S
-                    if isinstance(error, AuthenticationError) or (attempt > 1 and not is_restarting):
+                    self._suspect()
+                    if isinstance(error, AuthenticationError) or (attempt > 1 and not self._is_restarting(end)):
                         raise
                 else:
                     self._has_responded = True
-                    return replies
-                await self._close_idle()
-                if attempt > 1:
-                    await asyncio.sleep(_RETRY_INTERVAL_S)
+                    if not isinstance(replies[0], ReadOnlyError) or attempt > 1:
+                        return replies
+                await self._close_idle()  # from a replica as well: the name may have the address of another server now
+                await asyncio.sleep(_RETRY_INTERVAL_S * (attempt > 1))
                 attempt += 1
         except (RedisError, OSError) as error:
-            raise translated(error, self.address, self._timeout_s) from error
+            failure = translated(error, self.address, self._timeout_s)
+            if isinstance(failure, StoreUnreachable):
+                self._failure = str(failure)
+                self._suspect()
+            raise failure from error
         raise StoreUnreachable("the store is closed")
+
+    def _shared(self, packed: bytes, count: int, *, confirmed: bool) -> "asyncio.Future[list[Reply]]":
+        session = self._session
+        if session is None or session.is_closed:
+            session = self._session = _Session(self._make(), self._timeout_s / _CHECKS, self._suspect)
+        result: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        session.send(packed, count, ((result, []),), confirmed=confirmed)
+        return result
+
+    def _is_restarting(self, end: float) -> bool:
+        is_patient = self._patient and self._has_responded and self.unreachable is None
+        return is_patient and asyncio.get_running_loop().time() < end - 2 * _RETRY_INTERVAL_S
 
     async def execute_all(
         self,
@@ -207,6 +250,10 @@ class Connections:
     async def divide(self, keys: Sequence[bytes]) -> "list[tuple[Connections, list[bytes]]]":
         """Return the server itself, with all keys."""
         return [(self, list(keys))]
+
+    def server_of(self, key: bytes) -> "Connections":
+        """Return the server itself: it is not a cluster."""
+        return self
 
     async def all(self) -> "list[Connections]":
         """Return the server itself: it is not a cluster."""
@@ -262,9 +309,51 @@ class Connections:
     async def close(self) -> None:
         """Close the shared and the idle connections; those in use are closed when their callers have their replies."""
         self._closed = True
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
         if self._session is not None:
             await self._session.close()
         await self._close_idle()
+
+    def retire(self) -> None:
+        """Break all connections: another server has the keys. Commands in flight raise `StoreUnreachable`."""
+        self._closed = True
+        for timeout in self._exchanges:
+            timeout.reschedule(0)
+        if self._session is not None:
+            self._session.abort(RedisConnectionError("another server has the keys"))
+
+    def _suspect(self) -> None:
+        """Probe the server, if that can change anything."""
+        if (self._refresh or self._failure) and not self.is_suspect and not self._closed:
+            self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def _probe(self) -> None:
+        intervals = chain(_PROBE_INTERVALS_S, repeat(_PROBE_INTERVALS_S[-1]))
+        while not self._closed:
+            if self._refresh is not None:
+                await self._refresh()
+            try:
+                async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                    await self._exchange(_PING, 1, confirmed=False)
+            except (RedisError, OSError):
+                self.unreachable = self._failure
+            else:
+                self.unreachable = self._failure = None
+                return
+            await asyncio.sleep(next(intervals))
+
+    async def _pooled(self, packed: bytes, count: int, end: float, *, confirmed: bool) -> list[Reply]:
+        suspicion = asyncio.get_running_loop().call_later(_SILENCE_S, self._suspect)
+        try:
+            async with asyncio.timeout_at(end) as timeout:
+                self._exchanges.add(timeout)
+                async with self._free:
+                    return await self._exchange(packed, count, confirmed=confirmed)
+        finally:
+            self._exchanges.discard(timeout)
+            suspicion.cancel()
 
     async def _exchange(self, packed: bytes, count: int, *, confirmed: bool) -> list[Reply]:
         connection = self._idle.pop() if self._idle else self._make()
@@ -312,8 +401,11 @@ class _Session(asyncio.Protocol):
     once), no reply can be read.
     """
 
-    def __init__(self, connection: AbstractConnection, check_interval_s: float) -> None:
+    def __init__(
+        self, connection: AbstractConnection, check_interval_s: float, suspect: Callable[[], None] = lambda: None
+    ) -> None:
         self._connection = connection
+        self._suspect = suspect  # called when replies are missing
         self._check_interval_s = check_interval_s
         self._transport: asyncio.WriteTransport | None = None  # None: not open yet
         self._outbox: list[bytes] = []  # commands for when it is open
@@ -358,12 +450,14 @@ class _Session(asyncio.Protocol):
         self._checks += 1
         self._checks_without_reply += 1
         if self._checks_without_reply < _CHECKS:
+            if self._checks_without_reply >= _CHECKS_OF_SUSPECTS:
+                self._suspect()
             self._next_check = self._loop.call_later(self._check_interval_s, self._check)
             return
         for pending in self._pending:
             if pending.sent_at < self._checks - 1:
                 _fail(pending.callers, TimeoutError())
-        self._abort(RedisConnectionError("the connection was closed"))
+        self.abort(RedisConnectionError("the connection was closed"))
 
     async def _run(self) -> None:
         """Connect, and keep the connection until it is closed or fails."""
@@ -402,8 +496,8 @@ class _Session(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while not self.is_closed and (reply := self._reader.gets()) is not _INCOMPLETE:
-                if isinstance(reply, RedisConnectionError):  # after which a connection cannot be used (LOADING)
-                    raise reply
+                if isinstance(reply, RedisError):
+                    self._check_usable(reply)
                 if not self._pending:
                     raise RedisConnectionError("received a reply without a command")
                 self._replies.append(reply)
@@ -419,16 +513,23 @@ class _Session(asyncio.Protocol):
                     elif not result.done():
                         result.set_result([*before, *replies])
         except RedisError as error:
-            self._abort(error)
+            self.abort(error)
         if self._unconfirmed:  # one PING for all commands with replies that were received together
             callers, self._unconfirmed = self._unconfirmed, []
             self.send(_PING, 1, callers)
 
+    def _check_usable(self, reply: RedisError) -> None:
+        if isinstance(reply, RedisConnectionError):  # after which a connection cannot be used (LOADING)
+            raise reply
+        if isinstance(reply, ReadOnlyError):
+            self._loop.call_soon(self.abort, RedisConnectionError(f"READONLY {reply}"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all callers that wait."""
-        self._abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
+        self.abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
 
-    def _abort(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
+        """Close the connection and fail all callers that wait."""
         if not self.is_closed:
             self._end(error)
             self._task.cancel()
@@ -459,15 +560,24 @@ async def _read_reply(connection: AbstractConnection) -> Reply:
         return error
 
 
-def connections_to(host: str, port: int, address: Address, options: StoreOptions) -> Connections:
-    """Return a pool for a server on the network, with the credentials and TLS of the address and the options."""
+def connections_to(
+    host: str,
+    port: int,
+    address: Address,
+    options: StoreOptions,
+    refresh: Refresh | None = None,
+) -> Connections:
+    """Return a pool for a server on the network, with the credentials and TLS of the address and the options.
+
+    With `refresh` it is patient: another server may replace it.
+    """
     kwargs = _common_kwargs(address, options) | {"host": host, "port": port}
     kind: type[Connection] = Connection
     if address.tls:
         kind = SSLConnection
         kwargs["ssl_ca_certs"] = options.ca_file and str(options.ca_file)
     server_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return Connections(lambda: kind(**kwargs), server_address, options)
+    return Connections(lambda: kind(**kwargs), server_address, options, patient=refresh is not None, refresh=refresh)
 
 
 def connections_to_socket(path: str, address: Address, options: StoreOptions) -> Connections:

@@ -17,6 +17,7 @@ Keys of a bucket:
     {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
     {prefix}:{B}:turn           string exists while a process looks at expired timers; first bucket only
     {prefix}:{B}:deleted        zset   incarnation of a deleted rollout -> Unix ms at which it is removed; only with a TTL
+    {prefix}:{B}:probe          string written when a server is probed that failed; it expires after a second
     {prefix}:{B}:cache          hash   name -> Unix ms at which the value expires (15 digits) + bytes
     {prefix}:{B}:cache-expiry   zset   the same names -> Unix ms; {prefix}:{B}:cache-bytes has the size of all values
 Keys of the store:
@@ -76,6 +77,7 @@ class Bucket(NamedTuple):
     timers: bytes
     turn: bytes
     deleted: bytes
+    probe: bytes
     cache: tuple[bytes, bytes, bytes]  # the cached values, their expiry times, their size
 
     def queue(self, name: str = DEFAULT_QUEUE) -> bytes:
@@ -165,6 +167,7 @@ def _bucket(prefix: str) -> Bucket:
         timers=start + b"timers",
         turn=start + b"turn",
         deleted=start + b"deleted",
+        probe=start + b"probe",
         cache=(start + b"cache", start + b"cache-expiry", start + b"cache-bytes"),
     )
 

@@ -47,9 +47,9 @@ def translated(error: BaseException, address: str, timeout_s: float) -> StorageE
     if isinstance(error, AuthenticationError | NoPermissionError):
         return StorageError(f"the store at {address} refused authentication: {error}; check username and password")
     if isinstance(error, RedisTimeoutError | TimeoutError):
-        return StoreUnreachable(f"the store at {address} did not respond within {timeout_s:g} s")
+        return StoreUnreachable(f"the store at {address} did not respond within {timeout_s:g} s", address)
     if isinstance(error, RedisConnectionError | OSError):
-        return StoreUnreachable(f"the store at {address} cannot be reached: {error}")
+        return StoreUnreachable(f"the store at {address} cannot be reached: {error}", address)
     return StorageError(f"the server at {address} does not use the Redis protocol: {error}")
 
 

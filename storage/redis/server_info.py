@@ -1,13 +1,14 @@
 """The reply of INFO: whether a server is supported, and warnings about its configuration and state."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnreachable
 from storage.options import StoreOptions
 from storage.redis.connections import Barrier, Connections
-from storage.redis.replies import checked
+from storage.redis.replies import checked, pairs
 from storage.types import ServerWarning
 
 _MIN_VERSION: Final = (7, 0)
@@ -32,7 +33,7 @@ class ServerInfo:
     @property
     def warnings(self) -> list[ServerWarning]:
         """The problems that an operator should fix, or at least know."""
-        policy, role = self.fields.get("maxmemory_policy", "noeviction"), self.fields.get("role", "master")
+        policy = self.fields.get("maxmemory_policy", "noeviction")
         is_limited = self.fields.get("maxmemory", "0") != "0"
         is_aof_enabled = self.fields.get("aof_enabled") == "1"
         has_failed = "err" in (self.fields.get("aof_last_write_status"), self.fields.get("aof_last_bgrewrite_status"))
@@ -58,20 +59,22 @@ class ServerInfo:
                 can_lose_data=False,
             ): is_without_fsync,
             ServerWarning(
-                f"{self.address} is a replica ({role}), which does not accept writes",
-                f"use the address of the primary: {self.fields.get('master_host')}:{self.fields.get('master_port')}",
-            ): role in {"slave", "replica"},
+                f"{self.address} refuses all commands while another server is missing (cluster-require-full-coverage yes)",
+                "set cluster-require-full-coverage no: then a dead server affects its own rollouts only",
+                can_lose_data=False,
+            ): self.fields.get("cluster-require-full-coverage") == "yes" and self.fields.get("cluster_enabled") == "1",
         }
         return [warning for warning, applies in warnings.items() if applies]
 
 
 async def fetch_info(server: Connections) -> ServerInfo:
-    """Request INFO, and the setting appendfsync if the user has the permission for CONFIG GET."""
-    reply, setting = await server.execute(b"", [("INFO",), ("CONFIG", "GET", "appendfsync")])
+    """Request INFO, and some settings if the user has the permission for CONFIG GET."""
+    wanted = ("appendfsync", "cluster-require-full-coverage")
+    reply, settings = await server.execute(b"", [("INFO",), ("CONFIG", "GET", *wanted)])
     lines = checked(reply).decode("utf-8", "replace").splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
-    if isinstance(setting, list) and len(setting) == 2:
-        fields["appendfsync"] = setting[1].decode()
+    if isinstance(settings, list):
+        fields |= {name.decode(): value.decode() for name, value in pairs(settings)}
     redis_version = fields.get("redis_version", "0.0")  # Valkey 8 and 9 report 7.2.4 here
     major, minor, *_ = redis_version.split(".")
     return ServerInfo(
@@ -83,33 +86,97 @@ async def fetch_info(server: Connections) -> ServerInfo:
     )
 
 
+async def fetch_infos(
+    servers: Sequence[Connections],
+) -> tuple[dict[Connections, ServerInfo], dict[Connections, StoreUnreachable]]:
+    """Request INFO of each server; return the replies, and the errors of the servers that do not respond.
+
+    Raises `StoreUnreachable` if none responds.
+    """
+    infos, failures = {}, {}
+    replies = await asyncio.gather(*map(fetch_info, servers), return_exceptions=True)
+    for server, reply in zip(servers, replies, strict=True):
+        if isinstance(reply, ServerInfo):
+            infos[server] = reply
+        elif isinstance(reply, StoreUnreachable):
+            failures[server] = reply
+        else:
+            raise reply
+    if not infos:
+        raise next(iter(failures.values()))
+    return infos, failures
+
+
+async def ping_each(servers: Sequence[Connections], timeout_s: float | None) -> dict[str, str | None]:
+    """Return None for each server, by its address, that responds within the timeout, and for the others why not."""
+
+    async def ping(server: Connections) -> str | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                (reply,) = await server.execute(b"", [("PING",)])
+            checked(reply)
+        except (StorageError, TimeoutError) as error:
+            return str(error) or f"the store at {server.address} did not respond within {timeout_s:g} s"
+        return None
+
+    return dict(zip((server.address for server in servers), await asyncio.gather(*map(ping, servers)), strict=True))
+
+
+def warnings_of(
+    servers: Mapping[Connections, ServerInfo], failures: Mapping[Connections, StoreUnreachable]
+) -> list[ServerWarning]:
+    """Return the problems of all servers of a store, and of differences between them."""
+    warnings = [ServerWarning(str(failure), "start it, or promote its replica") for failure in failures.values()]
+    warnings += [warning for info in servers.values() for warning in info.warnings]
+    policies = {server.address: info.fields.get("maxmemory_policy", "noeviction") for server, info in servers.items()}
+    if len(set(policies.values())) > 1:
+        found = ", ".join(f"{address} {policy}" for address, policy in policies.items())
+        problem = f"the servers of store.url have different settings of maxmemory-policy: {found}"
+        warnings.append(ServerWarning(problem, "set maxmemory-policy noeviction on each"))
+    return warnings
+
+
 def check_supported(info: ServerInfo, *, in_cluster: bool) -> None:
-    """Raise `StorageError` if the version is not supported, or if a URL without `cluster` names a server of a cluster."""
+    """Raise `StorageError` if the version is not supported, or if a URL without `cluster` names a server of a cluster.
+
+    Raises `StoreUnreachable` for a replica, which may become a primary.
+    """
     if info.compatible < _MIN_VERSION:
         raise StorageError(
             f"{info.address} is {info.name} {info.version}; TokenTape requires Redis 7 or Valkey 8, or newer"
         )
     if info.fields.get("cluster_enabled") == "1" and not in_cluster:
         raise StorageError(f"{info.address} is a server of a cluster: use the URL redis+cluster://{info.address}")
+    if info.fields.get("role") in {"slave", "replica"}:
+        primary = f"{info.fields.get('master_host')}:{info.fields.get('master_port')}"
+        raise StoreUnreachable(
+            f"{info.address} in store.url is a replica, which does not accept writes: use its primary, {primary}, "
+            "or redis+sentinel:// with the addresses of its sentinels",
+            info.address,
+        )
 
 
-def summarize(servers: Sequence[ServerInfo]) -> dict[str, str]:
+def summarize(
+    servers: Mapping[Connections, ServerInfo], failures: Mapping[Connections, StoreUnreachable]
+) -> dict[str, str]:
     """Return the facts about all servers of a store that operators see."""
-    limits = [int(server.fields.get("maxmemory", 0)) for server in servers]
-    return {
-        "servers": ", ".join(server.address for server in servers),
-        "version": ", ".join(sorted({f"{server.name} {server.version}" for server in servers})),
-        "memory_bytes": str(sum(int(server.fields.get("used_memory", 0)) for server in servers)),
+    infos = servers.values()
+    limits = [int(info.fields.get("maxmemory", 0)) for info in infos]
+    unreachable = {"unreachable": ", ".join(server.address for server in failures)} if failures else {}
+    return unreachable | {
+        "servers": ", ".join(info.address for info in infos),
+        "version": ", ".join(sorted({f"{info.name} {info.version}" for info in infos})),
+        "memory_bytes": str(sum(int(info.fields.get("used_memory", 0)) for info in infos)),
         "memory_limit_bytes": str(sum(limits) if all(limits) else 0),
-        "aof_ok": str(int(all(server.is_aof_ok for server in servers))),
-        "clock_s": str(max((int(server.fields.get("server_time_usec", 0)) for server in servers), default=0) / 1e6),
+        "aof_ok": str(int(all(info.is_aof_ok for info in infos))),
+        "clock_s": str(max((int(info.fields.get("server_time_usec", 0)) for info in infos), default=0) / 1e6),
     }
 
 
 _WAITAOF_SINCE: Final = (7, 2)
 
 
-async def barrier_for(servers: Sequence[tuple[Connections, ServerInfo]], options: StoreOptions) -> Barrier:
+async def barrier_for(servers: Mapping[Connections, ServerInfo], options: StoreOptions) -> Barrier:
     """Return the barrier for the durability of the options. Raises `StorageError` if the servers do not support it."""
     wait_ms = max(
         1, int(options.timeout_s * 750)
@@ -118,17 +185,18 @@ async def barrier_for(servers: Sequence[tuple[Connections, ServerInfo]], options
         # A PING confirms writes with appendfsync no only: with everysec, a write can be delayed for two seconds while an fsync
         # runs; with always, the server exits if the write fails (flushAppendOnlyFile in aof.c, Valkey 9.1).
         are_confirmed_by_ping = (
-            info.fields.get("aof_enabled") == "1" and info.fields.get("appendfsync") == "no" for _, info in servers
+            info.fields.get("aof_enabled") == "1" and info.fields.get("appendfsync") == "no"
+            for info in servers.values()
         )
         return Barrier(confirmed=any(are_confirmed_by_ping))
     if options.durability == "replicated":
         return Barrier((("WAIT", options.replicas, wait_ms),), options.replicas)
-    for _, info in servers:
+    for info in servers.values():
         if info.fields.get("aof_enabled") != "1":
             raise StorageError(f"durability fsync requires an append-only file: set appendonly yes on {info.address}")
-    if all(info.compatible >= _WAITAOF_SINCE for _, info in servers):
+    if all(info.compatible >= _WAITAOF_SINCE for info in servers.values()):
         return Barrier((("WAITAOF", 1, 0, wait_ms),), 1)
-    for server, info in servers:
+    for server, info in servers.items():
         (reply,) = await server.execute(b"", [("CONFIG", "GET", "appendfsync")])
         if checked(reply) != [b"appendfsync", b"always"]:
             raise StorageError(

@@ -21,6 +21,7 @@ from storage.errors import (
     RolloutDeleted,
     RolloutExpired,
     StorageError,
+    StoreUnreachable,
 )
 from storage.options import StoreOptions
 from storage.redis import scripts
@@ -36,10 +37,9 @@ from storage.redis.replies import (
     encode_optional,
     pairs,
     readable,
-    refused,
 )
 from storage.redis.scripts import Command, RunScript, RunScripts, Script, whole
-from storage.redis.server_info import fetch_info, summarize
+from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
 from storage.types import (
     Announcement,
     Appended,
@@ -257,6 +257,7 @@ class Cache:
 
 
 _DELETED, _EXPIRED, _MISSING = -1, -2, -3  # results of append.lua
+_PROBE_LIFETIME_MS: Final = 1000
 _BATCH_TTL_S: Final = 7 * 86_400
 _NO_BARRIER: Final = Barrier()
 
@@ -325,7 +326,7 @@ class Store:
             rollout, reply, new_incarnation=incarnation, announcements=announcements, has_reservation=has_reservation
         )
         if self._barrier.confirmed and (stored.created or stored.has_reservation):
-            self._barrier.check(await self._servers.execute(all_keys[0], [("PING",)], shared=True))
+            self._check(self._barrier, await self._servers.execute(all_keys[0], [("PING",)], shared=True), all_keys[0])
         return stored
 
     @property
@@ -525,20 +526,35 @@ class Store:
         self._barrier.check(replies[2:])
         return stored
 
+    def server_of(self, rollout: str) -> str:
+        """Return the address of the server that has a rollout, as far as is known without a request."""
+        return self._address(self.layout.rollout(rollout).rollout)
+
+    def _address(self, key: bytes) -> str:
+        server = self._servers.server_of(key)
+        return "" if server is None else server.address
+
+    async def probe(self, server: str) -> None:
+        """Write to the server at an address; return if it confirms the write, or has no part of the store any more."""
+        key = next((bucket.probe for bucket in self.layout.buckets if self._address(bucket.probe) == server), None)
+        if key is not None:
+            commands: list[Command] = [("SET", key, 1, "PX", _PROBE_LIFETIME_MS), *self._barrier.commands]
+            self._check(
+                self._barrier, await self._servers.execute(key, commands, confirmed=self._barrier.confirmed), key
+            )
+
     async def info(self) -> dict[str, str]:
-        """Return facts for operators: servers, version, durability, memory. Connects to the store."""
-        servers = [await fetch_info(server) for server in await self._servers.all()]
-        return {"durability": self._options.durability, "ttl_s": str(self._ttl_s or "none"), **summarize(servers)}
+        """Return facts for operators on the servers that respond; `unreachable` has the addresses of the others."""
+        facts = {"durability": self._options.durability, "ttl_s": str(self._ttl_s or "none")}
+        return facts | summarize(*await fetch_infos(await self._servers.all()))
 
     async def warnings(self) -> Sequence[ServerWarning]:
-        """Return the problems of the servers and how to fix them. Connects to the store."""
-        return [warning for server in await self._servers.all() for warning in (await fetch_info(server)).warnings]
+        """Return the problems of the servers and how to fix them."""
+        return warnings_of(*await fetch_infos(await self._servers.all()))
 
-    async def ping(self) -> None:
-        """Return if the store responds. Raises `StoreUnreachable` otherwise."""
-        for server in await self._servers.all():
-            (reply,) = await server.execute(b"", [("PING",)])
-            checked(reply)
+    async def ping(self, timeout_s: float | None = None) -> dict[str, str | None]:
+        """Return None for each server, by its address, that responds within the timeout, and for the others why not."""
+        return await ping_each(await self._servers.all(), timeout_s)
 
     async def close(self) -> None:
         """Close all connections and stop the embedded server, if there is one."""
@@ -584,11 +600,17 @@ class Store:
         if isinstance(replies[0], NoScriptError):
             command = script.as_eval(command)
             replies = await self._servers.execute(keys[0], (command, *barrier.commands), **options)
-        if isinstance(replies[0], ResponseError):
-            raise refused(replies[0]) from replies[0]
-        if durable:
-            barrier.check(replies[1:])
+        if durable or isinstance(replies[0], ResponseError):
+            self._check(barrier, replies, keys[0])
         return replies[0]
+
+    def _check(self, barrier: Barrier, replies: Sequence[Reply], key: bytes) -> None:
+        try:
+            checked(replies[0])
+            barrier.check(replies[1:])
+        except StoreUnreachable as error:
+            error.server = self._address(key)
+            raise
 
     async def _run_all(
         self,

@@ -122,15 +122,17 @@ async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
     assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
 
 
-async def test_entries_after_a_failed_one_are_replayed_again(tmp_path):
-    """The store deduplicates steps by name."""
+async def test_a_rollout_that_fails_does_not_delay_others(tmp_path):
+    """Only its entries are replayed again."""
     journal, taken = Journal(tmp_path / "spool"), []
     for number, rollout in enumerate(("r1", "r2", "r1")):
         await journal.write(replace(entry(number), rollout=rollout))
 
+    failures = [StoreUnreachable("unreachable")]
+
     async def refusing(write: StepWrite) -> None:
-        if write.rollout == "r1" and not taken:
-            raise StoreUnreachable("unreachable")
+        if write.rollout == "r1" and failures:
+            raise failures.pop()
         taken.append(write.name)
 
     with pytest.raises(StoreUnreachable):
@@ -140,8 +142,7 @@ async def test_entries_after_a_failed_one_are_replayed_again(tmp_path):
     await journal.replay(refusing)
     journal.close()
 
-    assert 3 == waiting
-    assert (["S1"], ["S0", "S2"]) == (taken[: taken.index("-")], [name for name in taken[2:] if name != "S1"])
+    assert (2, ["S1", "-", "S0", "S2"]) == (waiting, taken)
 
 
 async def test_an_incomplete_last_frame_is_removed(tmp_path):
@@ -211,12 +212,46 @@ async def test_a_partly_written_entry_is_removed(tmp_path):
     assert (["S1", "S3"], 0) == ([write.name for write in taken], second.damaged)
 
 
+async def test_only_reachable_rollouts_are_replayed(tmp_path):
+    """The entries of a dead server are not before those of others: the order is that of each rollout."""
+    path = tmp_path / "spool"
+    journal, taken = Journal(path), []
+    for number, rollout in enumerate(("lost", "kept", "lost", "kept")):
+        await journal.write(replace(entry(number), rollout=rollout))
+    await journal.replay(append_to(taken), lambda rollout: rollout == "kept")
+    replayed = [write.name for write in taken]
+    states = ("lost" in journal, "kept" in journal, journal.pending)
+    await journal.write(replace(entry(4), rollout="lost"))
+    await journal.replay(append_to(taken))
+    journal.close()
+
+    assert ["S1", "S3"] == replayed
+    assert (True, False, 2) == states
+    assert ["S0", "S2", "S4"] == [write.name for write in taken[2:]]
+    assert 0 == path.stat().st_size
+
+
+async def test_an_entry_of_another_shape_does_not_stop_the_replay(tmp_path):
+    """It is counted as damaged."""
+    path, taken = tmp_path / "spool", []
+    path.write_bytes(framed({**asdict(entry(1)), "rollout": 7}) + pack(entry(2)))
+    journal = Journal(path)
+    await journal.replay(append_to(taken))
+    journal.close()
+
+    assert (["S2"], 1) == ([write.name for write in taken], journal.damaged)
+
+
 async def test_a_journal_is_locked_by_one_process(tmp_path):
     """Two writers would corrupt each other's frames."""
     journal = Journal(tmp_path / "spool")
     with pytest.raises(OSError, match="store.spool_path"):
         Journal(tmp_path / "spool")
     journal.close()
+
+
+def full(store):
+    return StoreUnreachable("it is full", store.server_of("r"))
 
 
 @pytest.fixture
@@ -235,25 +270,19 @@ async def store_health(store, back):
 
 
 async def test_a_store_that_failed_is_unreachable_until_a_write_succeeds(store_health, store, back):
-    """A reply to PING is not sufficient, since a full store sends one."""
-    store.failing.add("set_once")
-    store_health.failed(StoreUnreachable("it is full"))
+    """A reply to PING is not sufficient, since a full store sends one; journaled steps of other servers are replayed."""
+    store.failing.add("probe")
+    store_health.failed(full(store))
     with pytest.raises(StoreUnreachable, match="it is full"):
-        store_health.check()
-    pings, real = asyncio.Semaphore(0), store._store.ping
-
-    async def ping() -> None:
-        await real()
-        pings.release()
-
-    store._store.ping = ping
-    await pings.acquire()
-    await pings.acquire()
-    assert not back.is_set()
+        store_health.check("r")
+    await back.wait()
+    await store.ping()
+    assert store_health.reason("r")
     store.failing.clear()
-    await asyncio.wait_for(back.wait(), 50)
+    while store_health.unreachable:
+        await asyncio.sleep(0.01)
 
-    store_health.check()
+    store_health.check("r")
 
 
 async def test_the_store_is_probed_again_after_an_unexpected_error_of_the_recovery(store):
@@ -270,19 +299,19 @@ async def test_the_store_is_probed_again_after_an_unexpected_error_of_the_recove
 
     store_health = StoreHealth(store, make_metrics(CollectorRegistry()), is_back)
     for event in events:
-        store_health.failed(StoreUnreachable("it is full"))
+        store_health.failed(full(store))
         async with asyncio.timeout(50):
             await event.wait()
     await store_health.close()
 
-    store_health.check()
+    store_health.check("r")
 
 
 async def test_an_error_of_one_rollout_does_not_make_the_store_unreachable(store_health):
     """RolloutDeleted does not affect other rollouts."""
     store_health.failed(RolloutDeleted("deleted"))
 
-    store_health.check()
+    store_health.check("r")
 
 
 async def test_work_after_the_recovery_is_repeated_if_it_fails(store):
@@ -300,4 +329,4 @@ async def test_work_after_the_recovery_is_repeated_if_it_fails(store):
     await asyncio.wait_for(done.wait(), 50)
     await store_health.close()
 
-    store_health.check()
+    store_health.check("r")

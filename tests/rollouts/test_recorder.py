@@ -265,7 +265,7 @@ async def test_steps_are_journaled_while_the_store_is_unreachable(store, live, t
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     await recorder.record(step(0), live, body_bytes=10, work_bytes=10)
-    store.failing |= {"append", "set_once"}
+    store.failing |= {"append", "probe"}
     for number in range(1, 5):
         await recorder.record(step(number, range(1000)), live, body_bytes=10, work_bytes=10)
     waiting, there = journal.pending, await stored_steps(store, "r1")
@@ -282,7 +282,7 @@ async def test_steps_are_journaled_while_the_store_is_unreachable(store, live, t
 
 async def test_entries_of_the_journal_are_stored_at_the_start(store, live, tmp_path):
     """The next process stores the steps of one that ended while the store was unreachable."""
-    store.failing |= {"append", "set_once"}
+    store.failing |= {"append", "probe"}
     first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     await first.record(step(1), live, body_bytes=10, work_bytes=10)
     await first.close()
@@ -300,7 +300,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     """The journal was empty when it was replayed, so it is replayed once more."""
     journal, writing, written = Journal(tmp_path / "spool"), threading.Event(), threading.Event()
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
-    store.failing |= {"append", "set_once"}
+    store.failing |= {"append", "probe"}
 
     def slow(file: int) -> None:
         writing.set()
@@ -311,7 +311,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
     async with asyncio.timeout(50):
-        while recorder.store_health.unreachable is not None:
+        while recorder.store_health.unreachable:
             await asyncio.sleep(0.01)
     written.set()
     await recording
@@ -324,7 +324,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
 async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(store, live, incarnation, tmp_path):
     """The mark is in the journal after its step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
-    store.failing |= {"append", "set_once", "mark"}
+    store.failing |= {"append", "probe", "mark"}
     await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
     recorder.mark_undelivered(step(1), incarnation)
     async with asyncio.timeout(50):
@@ -353,7 +353,7 @@ async def test_a_step_that_can_be_written_neither_to_the_store_nor_to_the_journa
     """record raises StoreUnavailable; steps that were journaled are stored later, in order."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
-    store.failing |= {"append", "set_once"}
+    store.failing |= {"append", "probe"}
     await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -403,7 +403,7 @@ async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, l
 async def journaled(store, live, tmp_path, number=1):
     """Return a recorder with a step in its journal."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
-    store.failing |= {"append", "set_once"}
+    store.failing |= {"append", "probe"}
     await recorder.record(step(number, range(1000)), live, body_bytes=10, work_bytes=10)
     return recorder
 
@@ -485,7 +485,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unr
     """The entry has the origin, so another process may replay it."""
     live = await opened(mortal, group_id="g1")
     first = Recorder(mortal, make_metrics(CollectorRegistry()), SystemClock(), Journal(tmp_path / "spool"))
-    mortal.failing |= {"append", "set_once"}
+    mortal.failing |= {"append", "probe"}
     await first.record(step(1, range(5_000)), live, body_bytes=10, work_bytes=10)
     await first.close()
     await expire(mortal)

@@ -23,11 +23,11 @@ START_TIMEOUT_S = 50
 
 
 @contextmanager
-def running(binary, *settings, password=None, tls=False):
+def running(binary, *settings, kind=None, password=None, tls=False):
     """Run a server on a free port in its own directory; it stops with the test, or with pytest."""
     with tempfile.TemporaryDirectory(prefix="tt-", ignore_cleanup_errors=True) as directory:
         port = free_port()
-        server = Server(binary, port, Path(directory), settings, password=password, tls=tls)
+        server = (kind or Server)(binary, port, Path(directory), settings, password=password, tls=tls)
         server.start()
         try:
             yield server
@@ -58,12 +58,15 @@ class Server:
         tls = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False} if self.tls else {}
         return redis.Redis(port=self.port, password=self.password, socket_timeout=50, **tls)
 
-    def start(self):
+    @property
+    def words(self):
         listen = ["--port", "0", "--tls-port", str(self.port)] if self.tls else ["--port", str(self.port)]
+        return [*listen, "--bind", "127.0.0.1", "--dir", str(self.directory), "--save", "", *self.settings]
+
+    def start(self):
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()), self.binary, *listen,
-                 "--bind", "127.0.0.1", "--dir", str(self.directory), "--save", "", *self.settings],
+                [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()), self.binary, *self.words],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -80,6 +83,21 @@ class Server:
     def stop(self):
         self.process.kill()
         self.process.wait()
+
+    def send(self, *words):
+        """Send a command and return its reply."""
+        with self.client as client:
+            return client.execute_command(*words)
+
+
+class SentinelServer(Server):
+    @property
+    def words(self):
+        conf = self.directory / "sentinel.conf"  # where it keeps its state
+        if not conf.exists():
+            lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}", *self.settings]
+            conf.write_text("\n".join(lines) + "\n")
+        return [str(conf), "--sentinel"]
 
 
 def free_port():
@@ -137,20 +155,81 @@ def cluster_servers(valkey):
         yield servers
 
 
-def wait_for_cluster(clients):
+@pytest.fixture(scope="module")
+def replicated_cluster(valkey):
+    """Run a cluster of three primaries, each with a replica, in which a failover takes about two seconds."""
+    settings = (
+        "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000",
+        "--repl-diskless-sync-delay", "0", "--appendonly", "no",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(valkey, *settings)) for _ in range(6)]
+        clients = [stack.enter_context(server.client) for server in servers]
+        for number, client in enumerate(clients):
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+        for number, client in enumerate(clients[:3]):
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 16_384 * number // 3, 16_384 * (number + 1) // 3 - 1)
+        wait_for_cluster(clients, 6)
+        for primary, replica in zip(clients[:3], clients[3:], strict=True):
+            replica.execute_command("CLUSTER", "REPLICATE", primary.execute_command("CLUSTER", "MYID"))
+        wait_for_replicas(clients)
+        yield servers
+
+
+def wait_for_replicas(clients):
+    """Wait until each replica has the data of its primary."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while sum(client.info("replication").get("master_link_status") == "up" for client in clients) < 3:
+        assert time.monotonic() < deadline, [client.info("replication") for client in clients]
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def sentinel_kind():
+    return SentinelServer
+
+
+@pytest.fixture
+def sentinels(valkey, start):
+    """Run a primary, a replica, and three sentinels, which find a primary dead after half a second."""
+    with ExitStack() as stack:
+        primary = start("--repl-diskless-sync-delay", "0")
+        replica = start("--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", str(primary.port))
+        settings = (
+            f"sentinel monitor main 127.0.0.1 {primary.port} 2", "sentinel down-after-milliseconds main 500",
+            "sentinel failover-timeout main 5000",
+        )  # fmt: skip
+        trio = [stack.enter_context(running(valkey, *settings, kind=SentinelServer)) for _ in range(3)]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while any(not has_quorum(sentinel) for sentinel in trio):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield primary, replica, trio
+
+
+def has_quorum(sentinel):
+    """Return whether a sentinel knows the replica and the other sentinels, so that it can start a failover."""
+    reply = sentinel.send("SENTINEL", "MASTER", "main")
+    fields = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    found = {name.decode() if isinstance(name, bytes) else name: value for name, value in fields.items()}
+    return (int(found["num-slaves"]), int(found["num-other-sentinels"])) == (1, 2)
+
+
+def wait_for_cluster(clients, count=3):
     """Wait until each server finds all slots served and is connected to all others (for PUBLISH)."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while any(not cluster_is_whole(client) for client in clients):
+    while any(not cluster_is_whole(client, count) for client in clients):
         assert time.monotonic() < deadline, [client.execute_command("CLUSTER", "INFO") for client in clients]
         time.sleep(0.05)
 
 
-def cluster_is_whole(client):
+def cluster_is_whole(client, count):
     info = client.execute_command("CLUSTER", "INFO")
     text = info.decode() if isinstance(info, bytes) else str(info)
     links = [node["connected"] for node in client.cluster("nodes").values()]
     is_served = all(field in text.replace("': '", ":") for field in ("cluster_state:ok", "cluster_slots_ok:16384"))
-    return is_served and all(links) and len(links) == 3
+    return is_served and all(links) and len(links) == count
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ INVALID = {
     "redis://h:65536": "'h:65536' is not HOST",
     "redis://h/one": "invalid database /one",
     "redis+cluster://h/1": "invalid database /1",
+    "redis+sentinel://h": r"lacks the name of the primary: redis\+sentinel://h/SERVICE",
+    "redis+sentinel://h/main/x": "invalid database /x",
     "redis://a,b": r"for a cluster, use redis\+cluster://a,b",
     "embedded:": "embedded: needs a path",
     "unix:": "unix: needs a path",
@@ -37,6 +39,10 @@ INVALID = {
         "redis://:p@h": Address("single", hosts=(("h", 6379),), password="p"),
         "rediss://h": Address("single", hosts=(("h", 6379),), tls=True),
         "redis+cluster://a:1,b,[::1]:2": Address("cluster", hosts=(("a", 1), ("b", 6379), ("::1", 2))),
+        "redis+sentinel://a,b:1/main": Address("sentinel", hosts=(("a", 26_379), ("b", 1)), service="main"),
+        "rediss+sentinel://u:p@a/m%2F/2": Address(
+            "sentinel", hosts=(("a", 26_379),), tls=True, db=2, username="u", password="p", service="m/"
+        ),
         "rediss+cluster://u:p@a": Address("cluster", hosts=(("a", 6379),), tls=True, username="u", password="p"),
     }.items(),
 )

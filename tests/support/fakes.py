@@ -147,7 +147,7 @@ class FailingStore:
             if verb in self.waiting:
                 await self.waiting[verb].wait()
             if verb in self.failing:
-                raise StoreUnreachable("the test took the store away")
+                raise StoreUnreachable("the test took the store away", self._store.server_of("any"))
             return await real(*args, **named)
 
         return instead

@@ -23,7 +23,7 @@ async def test_x_rollout_group_sets_the_group_of_a_new_rollout(store, engine):
 async def test_while_the_store_is_unreachable_calls_are_503_without_a_request_to_the_engine(store, engine):
     """The response has Retry-After and the dialect's shape; calls succeed again once the store is reachable."""
     async with session_with(engine, store) as session:
-        store.failing |= {"append", "set_once"}
+        store.failing |= {"append", "probe"}
         first = await session.post(CHAT, BODY)
         requests = len(engine.requests)
         second = await session.post(CHAT, BODY)
@@ -42,7 +42,7 @@ async def test_while_the_store_is_unreachable_calls_are_503_without_a_request_to
 async def test_with_a_journal_calls_of_cached_rollouts_succeed_while_the_store_is_unreachable(store, engine, tmp_path):
     """/ready reports the number of journaled steps; a call of another rollout is 503."""
     journal = {"on_failure": "spool", "spool_path": tmp_path / "spool"}
-    outages = [("r1", ()), ("r1", ("append", "set_once", "ping")), ("r1", ("open",)), ("r2", ())]
+    outages = [("r1", ()), ("r1", ("append", "probe", "ping")), ("r1", ("open",)), ("r2", ())]
     statuses = []
     async with session_with(engine, store, store=journal) as session:
         for rollout, failing in outages:

@@ -3,13 +3,14 @@
 import os
 import signal
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import redis
 
 from storage.errors import StorageError, StoreUnreachable
 from storage.redis.connections import Barrier
-from storage.redis.server_info import ServerInfo, check_supported, summarize
+from storage.redis.server_info import ServerInfo, check_supported, summarize, warnings_of
 from storage.types import Reservation, StepWrite
 
 GOOD = ServerInfo("here:1", "redis", "7.0.15", (7, 0), {})
@@ -27,7 +28,7 @@ def test_an_unsupported_version_is_refused():
 
 
 def test_settings_that_can_lose_data_are_warnings():
-    """Eviction, no append-only file, a failed write of it, a replica: each has a fix."""
+    """Eviction, no append-only file, a failed write of it: each has a fix."""
     assert [] == info().warnings
     assert [] == info(maxmemory="100", maxmemory_policy="noeviction").warnings
     assert [] == info(maxmemory="0", maxmemory_policy="allkeys-lru").warnings
@@ -35,7 +36,6 @@ def test_settings_that_can_lose_data_are_warnings():
         ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, "maxmemory-policy allkeys-lru", "noeviction"),
         ({"aof_enabled": "0"}, "no append-only file", "appendonly yes"),
         ({"aof_last_write_status": "err"}, "cannot write", "disk"),
-        ({"role": "slave", "master_host": "db1", "master_port": "6379"}, "replica", "db1:6379"),
     ):
         (warning,) = info(**fields).warnings
         assert warning.can_lose_data
@@ -63,12 +63,31 @@ def test_the_memory_limit_is_0_if_one_server_has_none():
     """A sum would not show that one server has no limit."""
     limited, unlimited = info(maxmemory="100", used_memory="30"), info(used_memory="5")
 
-    assert ("60", "200") == (summarize([limited] * 2)["memory_bytes"], summarize([limited] * 2)["memory_limit_bytes"])
-    assert ("35", "0") == (
-        summarize([limited, unlimited])["memory_bytes"],
-        summarize([limited, unlimited])["memory_limit_bytes"],
-    )
-    assert ("1", "0") == tuple(summarize([limited, server])["aof_ok"] for server in (unlimited, info(aof_enabled="0")))
+    def facts(*servers):
+        return summarize(dict(enumerate(servers)), {})
+
+    assert ("60", "200") == (facts(limited, limited)["memory_bytes"], facts(limited, limited)["memory_limit_bytes"])
+    assert ("35", "0") == (facts(limited, unlimited)["memory_bytes"], facts(limited, unlimited)["memory_limit_bytes"])
+    assert ("1", "0") == tuple(facts(limited, server)["aof_ok"] for server in (unlimited, info(aof_enabled="0")))
+
+
+def test_servers_with_different_policies_are_a_warning():
+    """Each may be right, but not both: one evicts rollouts that the others keep."""
+    servers = [info(maxmemory_policy="noeviction"), info(maxmemory_policy="allkeys-lru")]
+    named = {Mock(address=f"db{number}:1"): server for number, server in enumerate(servers)}
+
+    (warning,) = warnings_of(named, {})
+
+    assert "different settings of maxmemory-policy: db0:1 noeviction, db1:1 allkeys-lru" in warning.problem
+
+
+def test_a_cluster_that_requires_all_slots_is_a_warning():
+    """One dead server would stop the rollouts of all others."""
+    fields = {"cluster_enabled": "1", "cluster-require-full-coverage": "yes"}
+    (warning,) = info(**fields).warnings
+
+    assert not warning.can_lose_data
+    assert "set cluster-require-full-coverage no" in warning.fix
 
 
 async def test_info_of_a_real_server(on_redis):
@@ -204,7 +223,9 @@ async def test_a_write_without_its_replica_is_an_error(replicated):
     os.kill(replica.process.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
-            with pytest.raises(StoreUnreachable, match="reached 0 of 1 replicas before the timeout; retry"):
+            with pytest.raises(
+                StoreUnreachable, match=r"reached 0 of 1 replicas \(store.replicas: 1\) before the timeout; retry"
+            ):
                 await store.append(entry, now_ms=2)
     finally:
         os.kill(replica.process.pid, signal.SIGCONT)
@@ -213,13 +234,28 @@ async def test_a_write_without_its_replica_is_an_error(replicated):
     assert [b"1", b"1"] == await store.read("r", 0, 9)
 
 
-async def test_a_replica_does_not_accept_writes(replicated, opened):
-    """The first write raises `StoreUnreachable` with the message of the server."""
-    _, replica, _ = replicated
-    store = await opened(replica.url)
+async def test_the_address_of_a_replica_is_refused(replicated, opened):
+    """The error has the address of its primary; it is worth a retry, as the replica may become the primary."""
+    primary, replica, _ = replicated
 
-    with pytest.raises(StoreUnreachable, match="READONLY"):
+    with pytest.raises(StoreUnreachable, match=rf"{replica.address} in store.url is a replica, .* {primary.address}"):
+        await opened(replica.url)
+
+
+async def test_a_server_that_becomes_a_replica_refuses_writes_until_it_is_the_primary(replicated):
+    """The error is that of the server; each try is made on a new connection, as the name may have another address then."""
+    primary, replica, store = replicated
+    await appended(store)
+    replica.send("REPLICAOF", "NO", "ONE")
+    primary.send("REPLICAOF", "127.0.0.1", replica.port)
+
+    with pytest.raises(StoreUnreachable, match="READONLY") as failure:
         await store.open("r", {}, now_ms=1)
+    primary.send("REPLICAOF", "NO", "ONE")
+    replica.send("REPLICAOF", "127.0.0.1", primary.port)
+
+    assert primary.address == failure.value.server
+    assert not (await store.open("r", {}, now_ms=1)).created
 
 
 async def test_replicated_in_a_cluster_waits_on_the_server_of_the_write(url_of, opened):
