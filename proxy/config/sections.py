@@ -1,7 +1,7 @@
 """The sections of the settings, except `engines`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -333,7 +333,6 @@ Preset: TypeAlias = Literal[
     "agno", "aider", "autogen", "claude-code", "cline", "codex", "crewai", "gemini-cli", "google-adk", "langchain",
     "openclaw", "opencode", "pi", "qwen-code", "smolagents", "strands",
 ]  # fmt: skip
-_PRESETS: Final = ", ".join(get_args(Preset))
 Pattern: TypeAlias = Annotated[str, Field(max_length=1000), AfterValidator(_check_pattern)]
 
 
@@ -341,10 +340,10 @@ class ThreadRuleSettings(Section):
     """A rule: the kind of calls that match all its patterns, in which `*` is any characters."""
 
     kind: Kind = Field(description="The kind of the thread.")
-    model: Pattern | None = described("Pattern of the model that the call names.")
+    model: Pattern | None = described("Pattern of the requested model.")
     system: Pattern | None = described("Pattern of the whole system prompt.")
-    user: Pattern | None = described("Pattern of the whole text of the last user message.")
-    tools: Pattern | None = described("Pattern of the sorted names of the call's tools, with spaces between.")
+    user: Pattern | None = described("Pattern of the last user message.")
+    tools: Pattern | None = described("Pattern of the sorted names of the tools.")
     agent: Pattern | None = described("Pattern of the header X-Agent-Name.")
 
     @model_validator(mode="after")
@@ -361,7 +360,7 @@ class ThreadSettings(Section):
         "`threads` of exports and claims that set none: `main`, `agents` or `all` (docs/threads.md). "
         "Default: `agents` with presets, else `all`."
     )
-    presets: list[Preset] = described(f"Agents with auxiliary calls and compactions to recognize: {_PRESETS}.", [])
+    presets: list[Preset] = described("Agents with auxiliary calls and compactions to recognize (docs/threads.md).", [])
     rules: list[ThreadRuleSettings] = described(
         "Rules for the kinds of threads; the first that a call matches applies.", [], max_length=100
     )
