@@ -22,6 +22,18 @@ class Announcement:
     number: int
 
 
+class Beat(NamedTuple):
+    """The result of a heartbeat.
+
+    `counts`: for each policy all calls in flight, and how many processes know an older pause only. `announcements` are None if
+    the process has them already; `known` is the sum of their numbers.
+    """
+
+    counts: Mapping[str, tuple[int, int]]
+    known: int
+    announcements: Mapping[str, Announcement] | None
+
+
 def newer(announcements: Mapping[str, Announcement], name: str, number: int) -> Announcement | None:
     """Return the announcement of this name if its number is higher; responses of the store may overtake each other."""
     announcement = announcements.get(name)
@@ -142,12 +154,28 @@ class QueuedGroup:
 class QueueCounts(NamedTuple):
     """The number of groups in a queue without and with a holder, and the age of the oldest one without a holder (0: none).
 
-    Groups that were deleted are included until they are claimed.
+    Groups that were deleted are included until they are claimed. Moves of the last seconds may be missing if a process died.
     """
 
     available: int
     claimed: int
     oldest_age_ms: int
+
+
+class QueueState(NamedTuple):
+    """Groups of a queue that seem to have no holder, the counts of all groups, and the announcements."""
+
+    groups: list[QueuedGroup]
+    counts: QueueCounts
+    announcements: Mapping[str, Announcement]
+
+
+class ClaimedGroup(NamedTuple):
+    """A group that was claimed, with its entry, its fields and its marks in the same transaction."""
+
+    queued: QueuedGroup
+    group: StoredEntity
+    marks: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)

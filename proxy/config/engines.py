@@ -170,7 +170,7 @@ class EnginesSettings(Section):
 
 
 _DEFAULT: Final = "default"
-_MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads all
+_MAX_POLICIES: Final = 32  # each heartbeat of a process has all of them
 POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -32,6 +32,7 @@ from proxy.rollouts.group import (
     PolicyState,
     age_fields,
     find_group,
+    lacks_reward,
     mark_finished,
     member_fields,
     members_of,
@@ -248,13 +249,13 @@ class Finisher:
         group = await find_group(self.store, group_id)
         if group is None or not group.is_open or not group.is_full:
             return
-        queued = await self._queued(group)
+        queued, rewarded = await self._queued(group)
         now_ms = self.clock.now_ms()
         fields: dict[str, bytes | None] = {**write_fields({"complete_ms": now_ms})}
         notes = {}
         for policy, versions in queued.items():
             fields |= state_fields(policy, status="complete", **age_fields(*_oldest(versions)))
-            notes[policy] = _note(versions)
+            notes[policy] = _note(versions, **rewarded)
         expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
         try:
             await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
@@ -277,7 +278,8 @@ class Finisher:
             state = _requeued(group, policy, max_staleness, now_ms)
             if state is None:
                 return group
-            versions = (await self._queued(group)).get(policy, set())
+            queued, rewarded = await self._queued(group)
+            versions = queued.get(policy, set())
             limit = {} if max_staleness is None else {"max_staleness": max_staleness}
             values = {"why": None, "code": None, "batch_id": None, "consumer": None, "lease_ms": None}
             fields = state_fields(
@@ -285,7 +287,7 @@ class Finisher:
                 acked=state.acked + (state.status == "done"), **values, **age_fields(*_oldest(versions)),
             )  # fmt: skip
             expect = state_fields(policy, status=state.status, requeued=state.requeued or None)
-            notes = {policy: _note(versions, **limit)}
+            notes = {policy: _note(versions, **limit, **rewarded)}
             try:
                 stored = await self.store.queue.enqueue(group.group_id, notes, fields, expect=expect, now_ms=now_ms)
             except FieldsChanged:  # another request was first
@@ -299,20 +301,23 @@ class Finisher:
                 return found
             group = found
 
-    async def _queued(self, group: Group) -> dict[str, Versions]:
+    async def _queued(self, group: Group) -> tuple[dict[str, Versions], dict[str, bool]]:
         """Return the policies that get a group in their queues, each with the versions that sampled its tokens.
 
         These are the trained policies with steps in the group; all trained policies if none has steps, or if the group is
-        damaged.
+        damaged. Also return what notes have of the rewards.
         """
         trained = self.trained or (DEFAULT_POLICY,)
         try:
-            found = await _versions(self.store, group)
+            rollouts = await members_of(self.store, group)
+            found = await _versions(self.store, rollouts)
         except Damaged as damage:
             LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
             announced = await self.store.announcements.read()
-            return {policy: {(read_announced(announced, policy).epoch, None)} for policy in trained}
-        return {policy: found[policy] for policy in trained if policy in found} or {policy: set() for policy in trained}
+            return {policy: {(read_announced(announced, policy).epoch, None)} for policy in trained}, {}
+        rewarded = {} if any(map(lacks_reward, rollouts)) else {"rewarded": True}
+        versions = {policy: found[policy] for policy in trained if policy in found}
+        return versions or {policy: set() for policy in trained}, rewarded
 
 
 def _requeued(group: Group, policy: str, max_staleness: int | None, now_ms: int) -> PolicyState | None:
@@ -341,10 +346,10 @@ def _note(versions: Versions, **options: int) -> bytes:
     return orjson.dumps({**age_fields(*_oldest(versions)), **({} if versions else {"empty": True}), **options})
 
 
-async def _versions(store: Store, group: Group) -> dict[str, Versions]:
-    """Return for each policy with steps in the group the versions that sampled its tokens. Raises Damaged."""
+async def _versions(store: Store, rollouts: Sequence[Rollout]) -> dict[str, Versions]:
+    """Return for each policy with steps in a group's rollouts the versions that sampled its tokens. Raises Damaged."""
     found: dict[str, Versions] = {}
-    for rollout in await members_of(store, group):
+    for rollout in rollouts:
         try:
             steps = await read_steps(store, rollout, whole=False)
         except NotFound:

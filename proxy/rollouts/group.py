@@ -51,7 +51,8 @@ MEMBER_MARK: Final = "member:"
 FINISHED_MARK: Final = "finished:"
 REPLACED_MARK: Final = "replaced:"  # its value is the ID of the rollout in place of this member
 _OPEN: Final = "open"
-_READ_AT_ONCE: Final = 16  # rollouts
+_READ_AT_ONCE: Final = 256  # rollouts
+_SCORED: Final = ("completed", "truncated")  # rollouts that get a reward
 _SURPLUS: Final = "its over-sampled group does not need it"
 
 Claims: TypeAlias = tuple[ClaimId, ...]
@@ -211,6 +212,7 @@ class Note(Struct, frozen=True):
     epoch: Count = 0
     empty: bool = False  # it has no tokens
     max_staleness: Count | None = None  # of a requeue, instead of the claim's
+    rewarded: bool = False  # each member that gets a reward had one when the group was queued
 
 
 def read_note(note: bytes) -> Note:
@@ -269,8 +271,8 @@ async def mark_finished(
 
 async def find_group(store: Store, group_id: str) -> Group | None:
     """Return the group with this ID and all its members, or None. Raises Damaged."""
-    stored = await store.groups.get(group_id)
-    return None if stored is None else read_group(stored, await store.groups.marks(group_id))
+    stored, marks = await store.groups.get_marked(group_id)
+    return None if stored is None else read_group(stored, marks)
 
 
 class _Opening(Struct):
@@ -322,7 +324,7 @@ async def _stored_members(store: Store, group: Group) -> list[StoredEntity]:
     found: list[StoredEntity] = []
     for start in range(0, len(group.members), _READ_AT_ONCE):
         names = group.members[start : start + _READ_AT_ONCE]
-        found += [stored for stored in await asyncio.gather(*map(store.get, names)) if stored is not None]
+        found += [stored for stored in await store.get_each(names) if stored is not None]
     return found
 
 
@@ -344,16 +346,26 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
     return structs.replace(group, members=members, unneeded=unneeded), kept
 
 
-async def freeze(store: Store, clock: Clock, rollout: Rollout, claim: ClaimId) -> Rollout | None:
-    """Freeze the rewards of a rollout for a claim; return it as it is since then, or None if it was deleted."""
-    if claim in rollout.claims:
-        return rollout
+async def freeze(store: Store, clock: Clock, names: Sequence[str], claim: ClaimId) -> list[Rollout]:
+    """Freeze the rewards of rollouts for a claim; return those that exist, as they are since then. Raises Damaged.
+
+    One write to each server, and one more for each rollout that other claims froze before.
+    """
 
     def with_claim(known: Claims) -> Claims:
         return known if claim in known else (*known, claim)
 
-    stored = await _change(store, clock, rollout.rollout_id, rollout.claims, with_claim)
-    return None if stored is None else read_rollout(stored)
+    fields, now_ms = write_claims((claim,)), clock.now_ms()
+    replies = await store.update_each(dict.fromkeys(names, fields), expect=write_claims(()), now_ms=now_ms)
+    found: list[StoredEntity | None] = []
+    for name, reply in zip(names, replies, strict=True):
+        if not isinstance(reply, FieldsChanged):
+            found.append(reply)
+        elif claim in (known := read_claims(reply.rollout)):
+            found.append(reply.rollout)
+        else:
+            found.append(await _change(store, clock, name, known, with_claim))
+    return [read_rollout(stored) for stored in found if stored is not None]
 
 
 async def unfreeze(store: Store, clock: Clock, rollout_id: str, claim: ClaimId) -> None:
@@ -392,6 +404,12 @@ async def _change(
         except FieldsChanged as changed:
             stored, known = changed.rollout, read_claims(changed.rollout)
     return stored
+
+
+def lacks_reward(rollout: Rollout) -> bool:
+    """Return whether a rollout may still get a reward, and has none."""
+    rewards = (rollout.reward, rollout.advantages, rollout.step_rewards or None, rollout.thread_rewards or None)
+    return rollout.status in _SCORED and rewards == (None,) * 4
 
 
 Ending = Literal["acked", "released", "taken_over"]

@@ -10,10 +10,11 @@ from typing import Final, Literal
 import orjson
 
 from proxy.errors import LowerVersion, NotFound, Paused, UnprocessableRequest
-from proxy.rollouts.stored_fields import announced_value, of_policy, split_policy, value_or
+from proxy.rollouts.stored_fields import announced_value, of_policy
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY
+from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError
 from storage.redis.store import Announcements
 from storage.types import Announcement, newer
@@ -21,8 +22,10 @@ from storage.types import Announcement, newer
 POLICY_ANNOUNCEMENT: Final = "policy"
 PAUSE_ANNOUNCEMENT: Final = "pause"
 ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause that aborts calls in flight
-_INTERVAL_S: Final = 1.0  # between heartbeats, and the time until every process knows of a pause
-_PAUSED_INTERVAL_S: Final = 0.1  # during a pause, and the time until its end is known
+_INTERVAL_S: Final = (
+    1.0  # between heartbeats, and the time until every process knows of a pause if a notification is lost
+)
+_PAUSED_INTERVAL_S: Final = 0.1  # between looks at the calls in flight during a pause
 _LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
 _AWARE_TIMEOUT_S: Final = 2  # heartbeats are sent every second: a process that is unaware after this is unreachable
 _ABORT_TIMEOUT_S: Final = 10
@@ -154,57 +157,107 @@ class PolicyVersion:
         return following
 
 
-class Pause:
-    """The pause of a policy's calls, as this process knows it. Call `close` before the store is closed.
+class Heartbeats(BackgroundWork):
+    """What this process sends to all others that share the store, and reads: which pauses it knows, and its calls in flight.
 
-    `followers` read the announcements of every heartbeat. `abort_calls` stops the calls of this process that engines are
-    sampling, and returns the number of those that engines have completed; it is called again until the pause ends.
+    It sends them every second, once it is notified of an announcement, and during a pause when the last call in flight ends.
+    `followers` get the announcements whenever there is a new one. Call `close` before the store is closed.
     """
 
     def __init__(
         self,
         announcements: Announcements,
         process_id: str,
-        *,
-        policy: str = DEFAULT_POLICY,
-        max_waiting: int,
-        timeout_s: float,
         followers: Iterable[Callable[[Mapping[str, Announcement]], None]] = (),
+    ) -> None:
+        self.announcements = announcements
+        self.pauses: dict[str, Pause] = {}
+        self.followers = list(followers)
+        self._process_id = process_id
+        self._known = -1  # the sum of the numbers of the announcements that this process knows
+        self._sent: dict[str, tuple[int, int]] = {}
+        self.is_due = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Heartbeats of {self._process_id}>"
+
+    async def beat(self) -> Mapping[str, tuple[int, int]]:
+        """Send a heartbeat; return what all processes have sent, for each policy.
+
+        That is the number of calls in flight, and how many processes know an older pause only. Raises StorageError.
+        """
+        self._sent = {name: (pause.number, pause.engaged()) for name, pause in self.pauses.items()}
+        beat = await self.announcements.beat(self._process_id, self._sent, lifetime_ms=_LIFETIME_MS, known=self._known)
+        if beat.announcements is not None:
+            for pause in self.pauses.values():
+                pause.apply(beat.announcements)
+            for follow in self.followers:
+                follow(beat.announcements)
+            self._known = beat.known
+        return beat.counts
+
+    async def close(self) -> None:
+        """Stop the heartbeats; the calls of this process have ended."""
+        await super().close()
+        with suppress(StorageError, TimeoutError):  # else it expires after _LIFETIME_MS
+            async with asyncio.timeout(_INTERVAL_S):
+                await self.announcements.beat(self._process_id, {}, lifetime_ms=0, known=self._known)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat_forever())
+            tasks.create_task(self.announcements.listen(self.is_due))
+
+    async def _beat_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            until = loop.time() + _INTERVAL_S
+            while (left_s := until - loop.time()) > 0 and not self._has_news():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, _PAUSED_INTERVAL_S) if self._is_draining() else left_s):
+                        await self.is_due.wait()
+                    break
+            self.is_due.clear()
+            with suppress(StorageError):  # calls notice it and report it
+                await self.beat()
+
+    def _is_draining(self) -> bool:
+        return any(pause.mode is not None and pause.in_flight for pause in self.pauses.values())
+
+    def _has_news(self) -> bool:
+        """Return whether the last call in flight of a paused policy has ended since the last heartbeat."""
+        paused = (pause for pause in self.pauses.items() if pause[1].mode is not None)
+        return any(self._sent.get(name, (0, 0))[1] and not pause.engaged() for name, pause in paused)
+
+
+class Pause:
+    """The pause of a policy's calls, as this process knows it; the others learn of it by `heartbeats`.
+
+    `abort_calls` stops the calls of this process that engines are sampling, and returns the number of those that engines have
+    completed; it is called again until the pause ends.
+    """
+
+    def __init__(
+        self, heartbeats: Heartbeats, *, policy: str = DEFAULT_POLICY, max_waiting: int, timeout_s: float
     ) -> None:
         self.mode: str | None = None
         self.number = 0
         self.abort_calls: Callable[[], int] = lambda: 0
-        self._announcements = announcements
+        self._heartbeats = heartbeats
         self._policy = policy
         self._name = of_policy(PAUSE_ANNOUNCEMENT, policy)
         self._abort_name = of_policy(ABORT_ANNOUNCEMENT, policy)
-        self._process_id = of_policy(process_id, policy)
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._followers = tuple(followers)
         self._aborted = -1  # the number of a pause
         self._abort_number = 0
         self.in_flight = 0  # calls of this process that were admitted, and have not ended
         self._waiting = 0
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        heartbeats.pauses[policy] = self
 
     def __repr__(self) -> str:
         return f"<Pause {self.mode}, {self.in_flight} in flight, {self._waiting} waiting>"
-
-    async def start(self) -> None:
-        """Read whether calls are paused, and start the heartbeats. Raises StorageError."""
-        await self.beat()
-        self._task = asyncio.get_running_loop().create_task(self._heartbeat_forever())
-
-    async def close(self) -> None:
-        """Stop the heartbeats; the calls of this process have ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        with suppress(StorageError, TimeoutError):  # else it expires after _LIFETIME_MS
-            async with asyncio.timeout(_INTERVAL_S):
-                await self._announcements.heartbeat(self._process_id, b"", lifetime_ms=0)
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Apply a newer announcement."""
@@ -214,10 +267,15 @@ class Pause:
             self.number = announcement.number
             self._changed.set()
             self._changed = asyncio.Event()
+            self._heartbeats.is_due.set()
+        if (abort := newer(announcements, self._abort_name, self._abort_number)) is not None:
+            self._aborted = announced_value(abort, int, self._abort_name, self._aborted)
+            self._abort_number = abort.number
+            self.engaged()
 
     async def announce(self, mode: str | None) -> int:
         """Pause (or resume, with None) calls at every process that shares the store; return the announcement's number."""
-        announcement = await self._announcements.announce(self._name, orjson.dumps(mode))
+        announcement = await self._heartbeats.announcements.announce(self._name, orjson.dumps(mode))
         self.apply({self._name: announcement})
         return announcement.number
 
@@ -230,7 +288,7 @@ class Pause:
         number = await self.announce(mode)
         in_flight, is_drained = await self._in_flight_after(number, drain_s)
         if aborts and not is_drained and self.number == number:
-            await self._announcements.announce(self._abort_name, orjson.dumps(number))
+            await self._heartbeats.announcements.announce(self._abort_name, orjson.dumps(number))
             in_flight, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
         return in_flight, is_drained
 
@@ -245,6 +303,18 @@ class Pause:
             if is_over or not (in_flight or unaware):
                 return in_flight, not in_flight and not unaware and self.number == number
             await asyncio.sleep(_POLL_INTERVAL_S)
+
+    async def beat(self) -> tuple[int, int]:
+        """Send a heartbeat; return the calls in flight at all processes, and how many processes know an older pause only."""
+        return (await self._heartbeats.beat())[self._policy]
+
+    def engaged(self) -> int:
+        """Return the calls in flight of this process without those that engines have completed in an aborted pause.
+
+        If the current pause aborts calls, they are stopped each time: a call that was admitted before the pause may be sent
+        after the first stop.
+        """
+        return self.in_flight - (self.abort_calls() if self._aborted == self.number else 0)
 
     async def passed(self) -> None:
         """Wait until calls are not paused. Values that were read before are outdated then. Raises Paused."""
@@ -266,40 +336,10 @@ class Pause:
             self._waiting -= 1
         self._refuse_if_rejecting()
 
-    async def beat(self) -> tuple[int, int]:
-        """Send a heartbeat; return the calls in flight at all processes, and how many processes know an older pause only."""
-        mine = orjson.dumps([self.number, self.in_flight - self._completed_calls()])
-        announcements, beats = await self._announcements.heartbeat(self._process_id, mine, lifetime_ms=_LIFETIME_MS)
-        self.apply(announcements)
-        for follow in self._followers:
-            follow(announcements)
-        if (abort := newer(announcements, self._abort_name, self._abort_number)) is not None:
-            self._aborted = announced_value(abort, int, self._abort_name, self._aborted)
-            self._abort_number = abort.number
-            self._completed_calls()
-        own = [value for process_id, value in beats.items() if split_policy(process_id)[1] == self._policy]
-        known: list[tuple[int, int]] = [value_or((0, 0), value, tuple[int, int]) for value in own]
-        return sum(in_flight for _, in_flight in known), sum(number < self.number for number, _ in known)
-
-    def _completed_calls(self) -> int:
-        """Stop the calls in flight if the current pause aborts them; return how many their engines have completed already.
-
-        A call that was admitted before the pause may be sent after the first stop, so every heartbeat stops calls.
-        """
-        return self.abort_calls() if self._aborted == self.number else 0
-
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":
             path = "/policy" if self._policy == DEFAULT_POLICY else f"/policies/{self._policy}"
             raise Paused(f"Calls are paused while the weights change (POST {path}/pause). Try again later.")
-
-    async def _heartbeat_forever(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_INTERVAL_S if self.mode is None else _PAUSED_INTERVAL_S):
-                    await self._changed.wait()
-            with suppress(StorageError):  # calls notice it and report it
-                await self.beat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +363,8 @@ class Policies:
     `logs_unlisted`: whether calls of the default policy are unexpected, and each of their models is logged once.
     """
 
-    def __init__(self, policies: Iterable[Policy], *, logs_unlisted: bool = False) -> None:
+    def __init__(self, policies: Iterable[Policy], heartbeats: Heartbeats, *, logs_unlisted: bool = False) -> None:
+        self._heartbeats = heartbeats
         self._policies = {policy.name: policy for policy in policies}
         self.default = self._policies[DEFAULT_POLICY]
         self.only = self.default if len(self._policies) == 1 else None  # no other policy is configured
@@ -338,12 +379,13 @@ class Policies:
 
     async def start(self) -> "Policies":
         """Read versions and pauses, and start the heartbeats. Raises StorageError."""
-        await asyncio.gather(*(policy.pause.start() for policy in self))
+        await self._heartbeats.beat()
+        self._heartbeats.start()
         return self
 
     async def close(self) -> None:
         """Stop the heartbeats."""
-        await asyncio.gather(*(policy.pause.close() for policy in self))
+        await self._heartbeats.close()
 
     @property
     def has_named(self) -> bool:

@@ -40,7 +40,7 @@ from proxy.rollouts.finishing import Deadlines, Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.live import LiveRollouts
 from proxy.rollouts.outages import Journal
-from proxy.rollouts.policy import Pause, Policies, Policy, PolicyVersion
+from proxy.rollouts.policy import Heartbeats, Pause, Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Activity, Lifetimes
@@ -270,22 +270,17 @@ def _policies(
     settings: Settings,
     follower: Callable[[Mapping[str, Announcement]], None],
 ) -> Policies:
-    process_id, agents = new_id(clock), settings.agents
+    heartbeats, agents = Heartbeats(store.announcements, new_id(clock), [follower]), settings.agents
 
     def new_policy(name: str, policy: PolicySettings) -> Policy:
         version = PolicyVersion(name)
-        pause = Pause(
-            store.announcements,
-            process_id,
-            policy=name,
-            max_waiting=agents.max_paused,
-            timeout_s=agents.pause_timeout_s,
-            followers=[version.apply, follower],
-        )
+        heartbeats.followers.append(version.apply)
+        pause = Pause(heartbeats, policy=name, max_waiting=agents.max_paused, timeout_s=agents.pause_timeout_s)
         return Policy(name, tuple(policy.models), policy.train, version, pause)
 
     policies = Policies(
         (new_policy(name, policy) for name, policy in with_default(settings.policies).items()),
+        heartbeats,
         logs_unlisted=bool(settings.policies) and DEFAULT_POLICY not in settings.policies,
     )
     metrics.reward_windows.announced = lambda: {

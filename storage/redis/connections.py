@@ -40,6 +40,8 @@ _RETRY_INTERVAL_S: Final = 0.02
 _SILENCE_S: Final = 1.0  # after which a server is suspected
 _PROBE_TIMEOUT_S: Final = 1.0
 _PROBE_INTERVALS_S: Final = (0.05, 0.1, 0.25)  # the last one repeats
+_IDLE_TIMEOUT_S: Final = 10.0
+_LISTEN_AGAIN_S: Final = 1.0
 MANY_ARGUMENTS: Final = 2**13  # packing this many takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
 _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment] # the stub requires a 1-tuple
@@ -120,6 +122,19 @@ class Servers(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+async def listen(servers: Servers, channel: bytes, heard: asyncio.Event) -> None:
+    """Set an event for each message of a channel, and whenever a subscription begins, without end. Messages can be lost."""
+    while True:
+        with suppress(StorageError):
+            for server, own in await servers.divide([channel]):
+                async with server.subscribe(own, _IDLE_TIMEOUT_S) as messages:
+                    heard.set()
+                    async for message in messages:
+                        if message is not None:
+                            heard.set()
+        await asyncio.sleep(_LISTEN_AGAIN_S)
 
 
 class Connections:
@@ -239,6 +254,8 @@ class Connections:
         confirmed: bool = False,
     ) -> "list[list[Reply] | StorageError]":
         """Send the commands of all requests in one write; see `Servers.execute_all`."""
+        if not requests:
+            return []
         commands = [command for _, own in requests for command in own]
         try:
             replies = await self.execute(b"", [*commands, *after], shared=shared, confirmed=confirmed)

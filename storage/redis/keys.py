@@ -13,13 +13,24 @@ Keys of a bucket:
     {prefix}:{B}:queue          stream only for groups: the queue `default`, with a note in each entry
     {prefix}:{B}:queue:NAME     stream only for groups: any other queue
     {prefix}:{B}:notices        hash   announcements: NAME -> bytes, number:NAME -> integer; the same in each bucket
-    {prefix}:{B}:beats          hash   heartbeats: NAME -> Unix ms at which it expires (15 digits) + bytes; first bucket only
+    {prefix}:{B}:processes      hash   NAME of a process -> POLICY NUMBER CALLS for each policy: its calls in flight, and the
+                                       number of the latest pause that it knows
+    {prefix}:{B}:processes-ends zset   NAME of a process -> Unix ms at which it counts as dead
+    {prefix}:{B}:processes-counts hash calls POLICY -> calls in flight, NUMBER POLICY -> processes; sums of the values above
+    {prefix}:{B}:beats          hash   NAME -> Unix ms at which it expires (15 digits) + bytes: of processes of 0.1.0, and the
+                                       sums of all others under the name `~`
+    {prefix}:{B}:role:NAME      string the process that has the role
+    {prefix}:{B}:free:NAME      zset   only for groups: entries of the queue NAME without a holder -> Unix ms
+    {prefix}:{B}:leased:NAME    zset   the same for entries with a holder -> Unix ms at which their lease ends
+    {prefix}:{B}:notes:NAME     hash   the same entries (entry ID, space, ID) -> `=` + note
+    {prefix}:{B}:compared:NAME  string Unix ms at which these three were last compared with the streams
     {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
     {prefix}:{B}:turn           string exists while a process looks at expired timers; first bucket only
     {prefix}:{B}:deleted        zset   incarnation of a deleted rollout -> Unix ms at which it is removed; only with a TTL
     {prefix}:{B}:probe          string written when a server is probed that failed; it expires after a second
     {prefix}:{B}:cache          hash   name -> Unix ms at which the value expires (15 digits) + bytes
     {prefix}:{B}:cache-expiry   zset   the same names -> Unix ms; {prefix}:{B}:cache-bytes has the size of all values
+Those from `processes` to `compared` are in the first bucket only.
 Keys of the store:
     {prefix}:constants          hash   name -> bytes; in a store with another number of buckets than 16: the number (string)
     {prefix}:set-once           hash   the constants of such a store
@@ -73,7 +84,7 @@ class Bucket(NamedTuple):
     listing: bytes
     expiry: bytes
     announcements: bytes
-    heartbeats: bytes
+    heartbeats: bytes  # of processes of 0.1.0
     timers: bytes
     turn: bytes
     deleted: bytes
@@ -84,6 +95,22 @@ class Bucket(NamedTuple):
         """Return the key of a queue, in the namespace of groups."""
         suffix = "" if name == DEFAULT_QUEUE else f":{_encoded(name)}"
         return f"{self.prefix}queue{suffix}".encode()
+
+    @property
+    def processes(self) -> tuple[bytes, bytes, bytes]:
+        """The keys of what each process has sent, of the ends of their lifetimes, and of the counts over all of them."""
+        start = f"{self.prefix}processes".encode()
+        return start, start + b"-ends", start + b"-counts"
+
+    def queue_index(self, queue: str = DEFAULT_QUEUE) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return the keys of the index of a queue: available, leased, notes, the time of the last comparison."""
+        keys = (f"{self.prefix}{part}:{_encoded(queue)}".encode() for part in ("free", "leased", "notes", "compared"))
+        available, leased, notes, compared = keys
+        return available, leased, notes, compared
+
+    def role(self, name: str) -> bytes:
+        """Return the key of a role that one process has."""
+        return f"{self.prefix}role:{name}".encode()
 
 
 class RolloutKeys(NamedTuple):

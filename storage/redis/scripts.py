@@ -55,6 +55,19 @@ class RunScripts(Protocol):
         ...
 
 
+Call: TypeAlias = tuple[
+    Script, Sequence[bytes], Sequence[bytes | str | int]
+]  # a script, keys of one bucket, and arguments
+
+
+class RunEach(Protocol):
+    """A function that runs several scripts, each in its bucket: one write to each server."""
+
+    def __call__(self, calls: Sequence[Call]) -> Awaitable[Sequence[Any]]:
+        """Return the reply, or the `StorageError`, of each call."""
+        ...
+
+
 def whole(replies: Sequence[Any]) -> Sequence[Any]:
     """Return the replies of all buckets. Raises the `StorageError` of the first that has one."""
     for reply in replies:
@@ -91,6 +104,7 @@ EXTEND_RESERVATION: Final = _load("prune", "reservations", "extend_reservation")
 ANNOUNCE: Final = _load("announce")
 ANNOUNCEMENTS: Final = _load("announcements")
 HEARTBEAT: Final = _load("heartbeat")
+LEAD: Final = _load("lead")
 
 CACHE_GET: Final = _load("cache_get")
 CACHE_PUT: Final = _load("cache_put")
@@ -101,6 +115,8 @@ TIMERS_TURN: Final = _load("timers_turn")
 
 ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_enqueue")
 QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_consumers", "queue_move")
-QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_available")
+QUEUE_READ: Final = _load("queue_read")
+QUEUE_NOTE: Final = _load("queue_note")
+QUEUE_INDEX: Final = _load("queue_index")
+QUEUE_ENTRIES: Final = _load("queue_pending", "queue_entries")
 QUEUE_HOLDERS: Final = _load("queue_consumers", "queue_holders")
-QUEUE_COUNTS: Final = _load("prune", "queue_pending", "queue_consumers", "queue_counts")

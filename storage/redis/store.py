@@ -26,7 +26,7 @@ from storage.errors import (
 from storage.options import StoreOptions
 from storage.redis import scripts
 from storage.redis.changes import Changes
-from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers
+from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers, listen
 from storage.redis.keys import AGE_DIGITS, Layout, RolloutKeys, decoded_name
 from storage.redis.queue import Queue
 from storage.redis.replies import (
@@ -38,11 +38,12 @@ from storage.redis.replies import (
     pairs,
     readable,
 )
-from storage.redis.scripts import Command, RunScript, RunScripts, Script, whole
+from storage.redis.scripts import Call, Command, RunScript, RunScripts, Script, whole
 from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
 from storage.types import (
     Announcement,
     Appended,
+    Beat,
     FullRollout,
     Page,
     Reservation,
@@ -59,11 +60,14 @@ class Announcements:
     `run` and `run_all` wait for durability, `run_fast` does not.
     """
 
-    def __init__(self, run: RunScript, run_all: RunScripts, layout: Layout, *, run_fast: RunScript) -> None:
+    def __init__(
+        self, servers: Servers, run: RunScript, run_all: RunScripts, layout: Layout, *, run_fast: RunScript
+    ) -> None:
+        self._servers = servers
         self._run = run
         self._run_all = run_all
         self._run_fast = run_fast
-        self._heartbeats = layout.buckets[0].heartbeats
+        self._bucket = layout.buckets[0]
         self._keys = [bucket.announcements for bucket in layout.buckets]
 
     async def announce(self, name: str, value: bytes) -> Announcement:
@@ -88,16 +92,27 @@ class Announcements:
         """Return all announcements."""
         return decode_announcements(await self._run(scripts.ANNOUNCEMENTS, [self._keys[0]], ()))
 
-    async def heartbeat(
-        self, name: str, value: bytes, *, lifetime_ms: int
-    ) -> tuple[dict[str, Announcement], dict[str, bytes]]:
-        """Set a value that expires after its lifetime (0: at once); return all announcements and all values not expired.
+    async def listen(self, heard: asyncio.Event) -> None:
+        """Set an event when a value may have been set, without end. Notifications can be lost."""
+        await listen(self._servers, self._keys[0], heard)
 
+    async def beat(self, process: str, states: Mapping[str, tuple[int, int]], *, lifetime_ms: int, known: int) -> Beat:
+        """Send a process's heartbeat: for each policy the number of the latest pause that it knows, and its calls in flight.
+
+        It counts until its lifetime ends (0: at once). `known` is `Beat.known` of the announcements that the process has.
         Heartbeats do not wait for durability.
         """
-        keys = [self._keys[0], self._heartbeats]
-        announcements, heartbeats = await self._run_fast(scripts.HEARTBEAT, keys, (name, lifetime_ms, value))
-        return decode_announcements(announcements), {readable(sender): value for sender, value in pairs(heartbeats)}
+        keys = [self._bucket.announcements, self._bucket.heartbeats, *self._bucket.processes]
+        arguments: list[str | int] = [process, lifetime_ms, known]
+        for policy, state in states.items():
+            arguments += (policy, *state)
+        now_known, announcements, counts = await self._run_fast(scripts.HEARTBEAT, keys, arguments)
+        found = dict(zip(states, zip(counts[::2], counts[1::2], strict=True), strict=True))
+        return Beat(found, now_known, None if announcements is None else decode_announcements(announcements))
+
+    async def lead(self, role: str, process: str, *, lifetime_ms: int) -> bool:
+        """Take or keep a role for its lifetime (0: give it up); return False if another process has it. Not durable."""
+        return bool(await self._run_fast(scripts.LEAD, [self._bucket.role(role)], (process, lifetime_ms)))
 
 
 class Reservations:
@@ -285,12 +300,15 @@ class Store:
         self._stop = stop
         run_durable, run_all_durable = partial(self._run, durable=True), partial(self._run_all, durable=True)
         self._listing = Listing(partial(self._run_all, shared=False), layout)
-        self.announcements = Announcements(run_durable, run_all_durable, layout, run_fast=self._run)
+        self.announcements = Announcements(servers, run_durable, run_all_durable, layout, run_fast=self._run)
         self.reservations = Reservations(self._run, layout)
         self.changes = Changes(servers, layout)
         self.timers = Timers(self._run, self._run_all, layout)
         self.cache = Cache(partial(self._run, shared=False), layout)
-        self.queue = Queue(run_durable, self._run_all, layout.groups, self._ttl_s)
+        run_each_durable = partial(self._run_each, durable=True)
+        self.queue = Queue(
+            partial(self._run, shared=False), self._run_each, run_each_durable, servers, layout, self._ttl_s
+        )
 
     def __repr__(self) -> str:
         return f"<Store {self._servers!r}>"
@@ -303,10 +321,12 @@ class Store:
         now_ms: int,
         reservation: Reservation | None = None,
         timer_ms: int | None = None,
+        is_new: bool = False,
     ) -> StoredEntity:
         """Return the rollout with this name; create it with `fields` if it does not exist.
 
-        One round trip, or two if the rollout is new or gets a reservation, which must not be lost.
+        One round trip, or two if the rollout is new, and not expected to be (`is_new`), or gets a reservation: both must not be
+        lost.
 
         A rollout that is created gets a timer at `timer_ms`, in the same transaction.
         A reservation is made if one is requested and the rollout has fewer records and reservations than its limit.
@@ -320,12 +340,12 @@ class Store:
         if timer_ms is not None:
             all_keys.append(keys.timers)
             arguments.append(timer_ms)
-        durable = bool(self._barrier.commands)
+        durable = is_new or bool(self._barrier.commands)
         reply, announcements, has_reservation = await self._run(scripts.OPEN, all_keys, arguments, durable=durable)
         stored = decode_entity(
             rollout, reply, new_incarnation=incarnation, announcements=announcements, has_reservation=has_reservation
         )
-        if self._barrier.confirmed and (stored.created or stored.has_reservation):
+        if not durable and self._barrier.confirmed and (stored.created or stored.has_reservation):
             self._check(self._barrier, await self._servers.execute(all_keys[0], [("PING",)], shared=True), all_keys[0])
         return stored
 
@@ -382,6 +402,40 @@ class Store:
         reply = checked((await self._servers.execute(key, [("HGETALL", key)], shared=True))[0])
         return decode_entity(rollout, reply) if reply else None
 
+    async def get_marked(self, rollout: str) -> tuple[StoredEntity | None, dict[str, bytes]]:
+        """Return the rollout with this name, or None, and its marks."""
+        keys = self.layout.rollout(rollout)
+        commands = [("HGETALL", keys.rollout), ("HGETALL", keys.marks)]
+        reply, marks = map(checked, await self._servers.execute(keys.rollout, commands, shared=True))
+        return decode_entity(rollout, reply) if reply else None, {readable(name): it for name, it in pairs(marks)}
+
+    async def get_each(self, rollouts: Sequence[str]) -> list[StoredEntity | None]:
+        """Return the rollouts with these names, or None: one write to each server."""
+        keys = [self.layout.rollout(name).rollout for name in rollouts]
+        found = whole(await self._servers.execute_all([(key, [("HGETALL", key)]) for key in keys]))
+        replies = [checked(reply) for (reply,) in found]
+        return [decode_entity(name, reply) if reply else None for name, reply in zip(rollouts, replies, strict=True)]
+
+    async def update_each(
+        self,
+        updates: Mapping[str, Mapping[str, bytes | None]],
+        *,
+        expect: Mapping[str, bytes | None],
+        now_ms: int,
+    ) -> list[StoredEntity | FieldsChanged | None]:
+        """Do `update_if` with each of these rollouts, all of them: one write to each server.
+
+        Returns FieldsChanged instead of raising it; raises another error once all have ended.
+        """
+        expected = (len(expect), *encode_optional(expect))
+        calls = []
+        for name, fields in updates.items():
+            keys = self.layout.rollout(name)
+            arguments = (keys.encoded, now_ms, self._ttl_s, *expected, *encode_optional(fields))
+            calls.append((scripts.UPDATE_IF, keys.all, arguments))
+        replies = whole(await self._run_each(calls, durable=True))
+        return [_updated(name, reply) for name, reply in zip(updates, replies, strict=True)]
+
     async def update_if(
         self,
         rollout: str,
@@ -400,12 +454,10 @@ class Store:
         expected = [*encode_optional(expect), *(() if touched_ms is None else ("touched_ms", f"={touched_ms}"))]
         arguments = (len(expected) // 2, *expected, *encode_optional(fields))
         reply = await self._write(scripts.UPDATE_IF, self.layout.rollout(rollout), now_ms, *arguments)
-        if reply is None:
-            return None
-        is_updated, state = reply
-        if not is_updated:
-            raise FieldsChanged(decode_entity(rollout, state))
-        return decode_entity(rollout, state)
+        updated = _updated(rollout, reply)
+        if isinstance(updated, FieldsChanged):
+            raise updated
+        return updated
 
     async def append(self, entry: StepWrite, *, now_ms: int) -> Appended:
         """Store a record with its blocks and counts in one transaction, with the durability that the store is set to.
@@ -472,14 +524,26 @@ class Store:
 
     async def read_all(self, rollout: str, limit: int) -> FullRollout | None:
         """Return a rollout with up to `limit` records and all its other data in one round trip, or None."""
-        keys = self.layout.rollout(rollout)
-        commands: list[Command] = [("LRANGE", keys.records, 0, max(1, limit) - 1)]
-        commands += [("HGETALL", key) for key in (keys.blocks, keys.marks, keys.rollout)]
-        records, blocks, marks, entity = map(checked, await self._servers.execute(keys.rollout, commands))
-        if not entity:
-            return None
-        decoded_marks = {readable(name): value for name, value in pairs(marks)}
-        return FullRollout(decode_entity(rollout, entity), records, dict(pairs(blocks)), decoded_marks)
+        (found,) = await self.read_each([rollout], limit)
+        return found
+
+    async def read_each(self, rollouts: Sequence[str], limit: int) -> list[FullRollout | None]:
+        """Do `read_all` with each of these rollouts: one write to each server."""
+        requests = []
+        for name in rollouts:
+            keys = self.layout.rollout(name)
+            reads: list[Command] = [("LRANGE", keys.records, 0, max(1, limit) - 1)]
+            reads += [("HGETALL", key) for key in (keys.blocks, keys.marks, keys.rollout)]
+            requests.append((keys.rollout, reads))
+        found: list[FullRollout | None] = []
+        for name, replies in zip(rollouts, whole(await self._servers.execute_all(requests)), strict=True):
+            records, blocks, marks, entity = map(checked, replies)
+            if entity:
+                decoded = {readable(mark): value for mark, value in pairs(marks)}
+                found.append(FullRollout(decode_entity(name, entity), records, dict(pairs(blocks)), decoded))
+            else:
+                found.append(None)
+        return found
 
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """Return the position and the bytes of the record with this name, or None."""
@@ -558,6 +622,7 @@ class Store:
 
     async def close(self) -> None:
         """Close all connections and stop the embedded server, if there is one."""
+        await self.queue.close()
         await self._servers.close()
         if self._stop:
             await self._stop()
@@ -621,23 +686,35 @@ class Store:
         shared: bool = True,
     ) -> Sequence[Reply]:
         """Run a script in several buckets, as `_run` does in one, with one write to each server; return each reply or error."""
+        calls = [(script, keys, arguments) for keys, arguments in requests]
+        return await self._run_each(calls, durable=durable, shared=shared)
+
+    async def _run_each(self, calls: Sequence[Call], *, durable: bool = False, shared: bool = True) -> Sequence[Reply]:
+        """Run scripts as `_run_all` runs one."""
         barrier = self._barrier if durable else _NO_BARRIER
-        commands: list[Command] = [("EVALSHA", script.sha, len(keys), *keys, *more) for keys, more in requests]
+        commands: list[Command] = [("EVALSHA", script.sha, len(keys), *keys, *more) for script, keys, more in calls]
         send = partial(
             self._servers.execute_all,
             after=barrier.commands,
             shared=shared and not barrier.commands,
             confirmed=barrier.confirmed,
         )
-        found = await send([(keys[0], [command]) for (keys, _), command in zip(requests, commands, strict=True)])
+        found = await send([(keys[0], [command]) for (_, keys, _), command in zip(calls, commands, strict=True)])
         unknown = [
             number for number, it in enumerate(found) if isinstance(it, list) and isinstance(it[0], NoScriptError)
         ]
         if unknown:
-            again = await send([(requests[number][0][0], [script.as_eval(commands[number])]) for number in unknown])
-            for number, replies in zip(unknown, again, strict=True):
+            again = [(calls[number][1][0], [calls[number][0].as_eval(commands[number])]) for number in unknown]
+            for number, replies in zip(unknown, await send(again), strict=True):
                 found[number] = replies
         return [replies if isinstance(replies, StorageError) else _checked(replies, barrier) for replies in found]
+
+
+def _updated(rollout: str, reply: Reply) -> StoredEntity | FieldsChanged | None:
+    if reply is None:
+        return None
+    is_updated, state = reply
+    return decode_entity(rollout, state) if is_updated else FieldsChanged(decode_entity(rollout, state))
 
 
 def _checked(replies: list[Reply], barrier: Barrier) -> Reply | StorageError:

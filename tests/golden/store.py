@@ -13,7 +13,8 @@ import orjson
 import redis
 import zstandard
 
-_UNKEPT = "beats"  # the processes that are alive
+_UNKEPT = {"beats", "processes", "processes-ends", "processes-counts", "role"}  # the processes that are alive
+_INDEXES = {"free", "leased", "notes", "compared"}  # of queues, which are read from their streams
 _TEXTS = ("head", "request", "sent", "response")
 _HEADER = 11  # of a record: magic, schema, checksum
 _LONGEST_MS = 7 * 86_400_000  # of a lease
@@ -25,7 +26,7 @@ def dump_store(client: redis.Redis, prefix: str) -> dict[str, Any]:
     found = {}
     for key in sorted(client.scan_iter(match=f"{prefix}*", count=1000)):
         name = key.decode().removeprefix(prefix)
-        if name.split(":")[2:3] != [_UNKEPT]:
+        if not {*name.split(":")[2:3]} & {*_UNKEPT, *_INDEXES}:
             found[name] = _read(client, key)
     return found
 

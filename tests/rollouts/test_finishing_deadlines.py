@@ -88,7 +88,7 @@ async def test_a_group_completes_when_its_last_member_is_finished_by_its_deadlin
 
     assert ("completed", None) == (await ending(store, first))[:2]
     assert [("aborted", "deadline")] * 2 == [(await ending(store, name))[:2] for name in (second, third)]
-    assert ["g"] == [queued.group for queued in await store.queue.list_available(9)]
+    assert ["g"] == [queued.group for queued in (await store.queue.read(limit=9)).groups]
     assert 2 == sum(process.counted for process in processes)
     assert 0 == await timer_count(store)
 
@@ -312,8 +312,8 @@ async def test_after_any_failures_each_rollout_is_finished_once_and_its_group_co
         await processes[2].deadlines.sweep()
         clock.ms += LEASE_MS
     finished = [await ending(store, name) for name in names]
-    queued = [entry.group for entry in await store.queue.list_available(99)]
-    for entry in await store.queue.list_available(99):
+    queued = [entry.group for entry in (await store.queue.read(limit=99)).groups]
+    for entry in (await store.queue.read(limit=99)).groups:
         await store.queue.claim(entry, "h", {}, lease_ms=1000, now_ms=1)
         await store.queue.remove(entry, "h", {}, now_ms=1)
 

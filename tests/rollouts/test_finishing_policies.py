@@ -43,7 +43,7 @@ async def queued(store):
     return {
         name: [entry.group for entry in found]
         for name in names
-        if (found := await store.queue.list_available(99, name))
+        if (found := (await store.queue.read(name, limit=99)).groups)
     }
 
 

@@ -15,12 +15,13 @@ from proxy.rollouts.policy import (
     NOTHING,
     POLICY_ANNOUNCEMENT,
     Announced,
+    Heartbeats,
     Pause,
     PolicyVersion,
     read_announced,
 )
 from proxy.rollouts.stored_fields import of_policy
-from storage.types import Announcement
+from storage.types import Announcement, Beat
 
 TWO = {"planner": {"models": ["planner", "planner-*"]}, "judge": {"models": ["judge"], "train": False}}
 NAMES = st.sampled_from(
@@ -252,26 +253,6 @@ def test_a_claim_without_exactly_one_trained_policy_is_refused(settings, name, e
         policies_of(settings).claimed(name)
 
 
-async def test_heartbeats_of_all_policies_stop_at_once():
-    """A store that does not answer delays the shutdown by the time of one policy."""
-    policies = policies_of({f"p{number}": {"models": [f"m{number}"]} for number in range(8)})
-    closing, gate = [], asyncio.Event()
-
-    class Hanging:
-        async def close(self) -> None:
-            closing.append(self)
-            if len(closing) == 9:
-                gate.set()
-            await gate.wait()
-
-    for policy in policies:
-        object.__setattr__(policy, "pause", Hanging())
-    async with asyncio.timeout(50):
-        await policies.close()
-
-    assert 9 == len(closing)
-
-
 @pytest.fixture
 def timeout_s():
     """How long a call may wait; tests override it."""
@@ -281,16 +262,17 @@ def timeout_s():
 @pytest.fixture
 async def pauses(store, timeout_s):
     """The pauses of two processes with one store, each with room for one waiting call."""
-    processes = [Pause(store.announcements, name, max_waiting=1, timeout_s=timeout_s) for name in "ab"]
-    for pause in processes:
-        await pause.start()
-    yield processes
-    for pause in processes:
-        await pause.close()
+    processes = [Heartbeats(store.announcements, name) for name in "ab"]
+    pauses = [Pause(process, max_waiting=1, timeout_s=timeout_s) for process in processes]
+    for process in processes:
+        await process.beat()
+    yield pauses
+    for process in processes:
+        await process.close()
 
 
 async def test_a_heartbeat_counts_the_calls_of_all_processes_and_the_processes_without_the_pause(pauses):
-    """A closed process is not counted."""
+    """A process that has ended is not counted."""
     first, second = pauses
     second.in_flight = 1
     await second.beat()
@@ -299,7 +281,7 @@ async def test_a_heartbeat_counts_the_calls_of_all_processes_and_the_processes_w
     await second.beat()  # reads the announcement
     await second.beat()  # reports it
     assert (1, 0) == await first.beat()
-    await second.close()
+    await second._heartbeats.close()
 
     assert (0, 0) == await first.beat()
 
@@ -331,6 +313,7 @@ async def test_a_waiting_call_is_rejected_after_pause_timeout_s(pauses):
 async def test_waiting_calls_are_rejected_when_the_mode_becomes_reject(pauses):
     """Another process may set the mode."""
     first, second = pauses
+    first._heartbeats.start()
     await first.announce("wait")
     waiting = asyncio.create_task(first.passed())
     await asyncio.sleep(0)
@@ -350,9 +333,15 @@ class Shared:
         self.announced[name] = Announcement(value, self.announced[name].number + 1 if name in self.announced else 1)
         return self.announced[name]
 
-    async def heartbeat(self, name, value, *, lifetime_ms):
-        self.beats[name] = value
-        return dict(self.announced), dict(self.beats)
+    async def beat(self, process, states, *, lifetime_ms, known):
+        self.beats[process] = states
+        others = {policy: [sent[policy] for sent in self.beats.values() if policy in sent] for policy in states}
+        counts = {
+            policy: (sum(calls for _, calls in sent), sum(number < states[policy][0] for number, _ in sent))
+            for policy, sent in others.items()
+        }
+        number = sum(announcement.number for announcement in self.announced.values())
+        return Beat(counts, number, None if number == known else dict(self.announced))
 
 
 @given(st.lists(st.sampled_from(["pause", "resume", "abort", "beat"]), max_size=12))
@@ -361,7 +350,7 @@ def test_a_pause_stops_calls_if_it_is_aborted_and_no_other_pause_does(actions):
 
     async def run():
         shared, stopped, aborted = Shared(), [], {0}
-        here, there = (Pause(shared, name, max_waiting=1, timeout_s=1) for name in "ab")
+        here, there = (Pause(Heartbeats(shared, name), max_waiting=1, timeout_s=1) for name in "ab")
         there.abort_calls = lambda: stopped.append(there.number) or 0
         for action in actions:
             if action == "abort" and here.number:
@@ -388,9 +377,10 @@ class Processes:
     def __init__(self, policies) -> None:
         self.shared = Shared()
         self.stopped, self.calls = [], {}
-        for name in policies:
-            for process in "ab":
-                pause = Pause(self.shared, process, policy=name, max_waiting=1, timeout_s=1)
+        self.heartbeats = {process: Heartbeats(self.shared, process) for process in "ab"}
+        for process, heartbeats in self.heartbeats.items():
+            for name in policies:
+                pause = Pause(heartbeats, policy=name, max_waiting=1, timeout_s=1)
                 pause.abort_calls = lambda key=(process, name): self.stopped.append(key) or 0
                 self.calls[process, name] = (pause, [])
 
@@ -406,9 +396,12 @@ class Processes:
             await pause.announce({"pause": "wait", "reject": "reject", "resume": None}[action])
         elif action == "abort":
             await self.shared.announce(of_policy(ABORT_ANNOUNCEMENT, policy), orjson.dumps(pause.number))
-        elif action == "beat":
-            return await pause.beat(), pause.mode
         return pause.mode
+
+    async def beat(self, process):
+        """Return what a heartbeat of a process returns for each policy, and the mode in which it then is."""
+        counts = await self.heartbeats[process].beat()
+        return {policy: (count, self.calls[process, policy][0].mode) for policy, count in counts.items()}
 
 
 @given(
@@ -417,18 +410,27 @@ class Processes:
     )
 )
 def test_a_policy_is_paused_counted_and_aborted_as_if_it_were_alone(actions):
-    """Actions on one policy have the same effects with those on the other between them as without."""
+    """Actions on one policy have the same effects with those on the other between them as without.
+
+    A heartbeat is one of all policies.
+    """
 
     async def run(policies):
         processes = Processes(policies)
-        seen = [(step, await processes.act(*step)) for step in actions if step[1] in policies]
+        seen = {policy: [] for policy in policies}
+        for process, policy, action in actions:
+            if action == "beat":
+                for own, found in (await processes.beat(process)).items():
+                    seen[own].append(found)
+            elif policy in policies:
+                seen[policy].append(await processes.act(process, policy, action))
         return seen, processes.stopped
 
     async def law():
         seen, stopped = await run(["default", "planner"])
         for policy in ("default", "planner"):
             alone, stopped_alone = await run([policy])
-            assert alone == [(step, result) for step, result in seen if step[1] == policy]
+            assert alone[policy] == seen[policy]
             assert stopped_alone == [key for key in stopped if key[1] == policy]
 
     asyncio.run(law())
@@ -436,15 +438,16 @@ def test_a_policy_is_paused_counted_and_aborted_as_if_it_were_alone(actions):
 
 async def test_two_policies_of_one_store_are_paused_independently(store):
     """Calls of the other policy are neither held nor counted, in any process; every heartbeat is one of its policy."""
+    processes = {name: Heartbeats(store.announcements, name) for name in "ab"}
     made = {
-        (process, policy): Pause(store.announcements, process, policy=policy, max_waiting=1, timeout_s=60)
-        for process in "ab"
+        (name, policy): Pause(heartbeats, policy=policy, max_waiting=1, timeout_s=60)
+        for name, heartbeats in processes.items()
         for policy in ("default", "planner")
     }
     async with AsyncExitStack() as stack:
-        for pause in made.values():
-            await pause.start()
-            stack.push_async_callback(pause.close)
+        for heartbeats in processes.values():
+            heartbeats.start()
+            stack.push_async_callback(heartbeats.close)
         made["b", "default"].in_flight = 1
         assert (0, True) == await made["a", "planner"].drained("wait", drain_s=0)
         assert (1, False) == await made["a", "default"].drained("reject", drain_s=0)

@@ -106,7 +106,7 @@ async def test_a_store_has_all_its_functions_with_any_number(url, opened, count)
     await store.cache.put("c", b"1", lifetime_s=100, limit=2**20)
     await store.groups.open("g", {}, now_ms=1)
     await store.queue.enqueue("g", {"q": b"n"}, {}, expect={}, now_ms=1)
-    (queued,) = await store.queue.list_available(5, "q")
+    (queued,) = (await store.queue.read("q", limit=5)).groups
 
     assert names == {name async for name in store.names()}
     assert names == {timer.rollout for timer in await store.timers.claim(100, now_ms=5, until_ms=9)}

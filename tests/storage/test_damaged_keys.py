@@ -90,7 +90,11 @@ async def test_entries_of_a_queue_without_a_group_do_not_hide_others(opened):
         client.xreadgroup("holders", "-", {key: ">"})
         client.xclaim(key, "holders", "-", 0, [entry], idle=7 * 86_400_000, justid=True)
 
-    assert "g" in [queued.group for queued in await store.queue.list_available(9)]
+    index = store.layout.groups.buckets[0].queue_index()
+    client.zadd(index[0], {b"1-1 %ff": 1, b"x": 2, b"1-2": 3, b"1-3 g": 4})  # the last one has no note
+    client.hset(index[2], mapping=dict.fromkeys((b"1-1 %ff", b"x", b"1-2"), b"="))
+
+    assert ["g"] == [queued.group for queued in (await store.queue.read(limit=9)).groups]
     assert ".groups:" in key.decode()
 
 
@@ -103,14 +107,18 @@ async def test_announcements_heartbeats_cached_values_and_positions_without_thei
     client.hset(store.layout.buckets[0].heartbeats, mapping={b"other": b"x", b"\xff": b"9" * 15})
     for bucket in store.layout.buckets:
         client.hset(bucket.cache[0], "name", b"x")
-    announced, beats = await store.announcements.heartbeat("mine", b"1", lifetime_ms=9000)
+    client.hset(store.layout.buckets[0].processes[0], "mine", b"\xff odd default 1")
+    client.hset(
+        store.layout.buckets[0].processes[2], mapping={b"odd": b"1", b"calls default": b"x", b"\xff default": b"y"}
+    )
+    beat = await store.announcements.beat("mine", {"default": (1, 2)}, lifetime_ms=9000, known=-1)
     found = []
     for position in (b"x", b"7", b"9" * 40):
         client.hset(store.layout.rollout("r").positions, "s", position)
         found.append(await store.find("r", "s"))
     client.hset(store.layout.rollout("r").marks, b"late:\xff", b"1")
 
-    assert (["policy"], {"mine": b"1", "\\xff": b""}) == (list(announced), beats)
+    assert (["policy"], {"default": (2, 0)}) == (list(beat.announcements), beat.counts)
     assert [None] * 3 == found
     assert await store.cache.get("name") is None
     assert {"late:\\xff": b"1"} == await store.marks("r") == (await store.read_all("r", 9)).marks

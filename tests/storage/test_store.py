@@ -468,19 +468,6 @@ async def test_every_open_returns_the_announcements(store):
     assert {} == (await store.groups.open("g", {}, now_ms=1)).announcements
 
 
-async def test_a_heartbeat_is_returned_until_it_expires(store):
-    """Each heartbeat returns all others and the announcements; a lifetime of 0 removes it."""
-    policy = await store.announcements.announce("policy", b"1")
-    await store.announcements.heartbeat("a", b"1", lifetime_ms=60_000)
-    announced, heartbeats = await store.announcements.heartbeat("b", b"2", lifetime_ms=60_000)
-    assert ({"policy": policy}, {"a": b"1", "b": b"2"}) == (announced, heartbeats)
-    assert {"b": b"2"} == (await store.announcements.heartbeat("a", b"", lifetime_ms=0))[1]
-
-    await store.announcements.heartbeat("b", b"2", lifetime_ms=1)
-    await asyncio.sleep(0.01)
-    assert {"c": b""} == (await store.announcements.heartbeat("c", b"", lifetime_ms=60_000))[1]
-
-
 async def test_concurrent_announcements_end_with_one_value_in_all_buckets(store):
     """All buckets have the same announcement after any interleaving."""
     await asyncio.gather(*(store.announcements.announce("policy", b"%d" % n) for n in range(30)))

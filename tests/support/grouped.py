@@ -74,7 +74,7 @@ async def read_rows(group, query, conditions=GroupFilter(), *, size=None, whole=
     """Read the rows of a group as if a store had these steps."""
     by_name = {rollout.rollout_id: steps for rollout, steps in group}
 
-    async def read_steps(_store, rollout, *, whole):
+    async def read_steps(_store, rollout, **_):
         match by_name[rollout.rollout_id]:
             case "deleted":
                 raise no_rollout(rollout.rollout_id)
@@ -84,10 +84,17 @@ async def read_rows(group, query, conditions=GroupFilter(), *, size=None, whole=
                 return steps
 
     present = [rollout for rollout, steps in group if steps != "deleted before"]
-    with patch("proxy.api.control.export_query.read_steps", read_steps):
+    with (
+        patch("proxy.api.control.export_query.read_steps", read_steps),
+        patch("proxy.api.control.group_rows.read_short", nothing),
+    ):
         return await read_group_rows(
             CONTEXT, query, Group("g", "b", 1, size, members=tuple(by_name)), present, conditions, whole=whole
         )
+
+
+async def nothing(_store, _rollouts):
+    return {}
 
 
 async def no_tokenizer(_name):

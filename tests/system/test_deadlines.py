@@ -76,7 +76,7 @@ async def test_a_process_that_is_killed_while_it_finishes_rollouts_leaves_them_t
             await asyncio.sleep(0.001)
     first.kill()
     await all_complete(store, 150)
-    queued = [entry.group for entry in await store.queue.list_available(1000)]
+    queued = [entry.group for entry in (await store.queue.read(limit=1000)).groups]
 
     assert {("aborted", "deadline")} == await endings(store, names)
     assert sorted(f"g{number}" for number in range(150)) == sorted(queued)

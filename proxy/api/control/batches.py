@@ -3,6 +3,7 @@
 A batch can be acknowledged or released through any process that shares the store. Repeated requests get the same response.
 """
 
+from itertools import compress
 from typing import Any
 
 from aiohttp import web
@@ -84,11 +85,9 @@ async def extend_batch(request: web.Request) -> web.Response:
     batch = await _batch_from(request, ending=None)
     lease_ms, now_ms = extend.lease_ms, context.clock.now_ms()
     fields = held_fields(ClaimId(batch.policy, batch.batch_id), batch.consumer, now_ms + lease_ms)
-    held = [
-        waiting.group
-        for waiting in batch.held
-        if await context.store.queue.extend(waiting, batch.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
-    ]
+    entries = dict.fromkeys(batch.held, fields)
+    has = await context.store.queue.extend(entries, batch.batch_id, lease_ms=lease_ms, now_ms=now_ms)
+    held = [waiting.group for waiting in compress(entries, has)]
     _check_any(batch, held)
     shown = {"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": _lost(batch, held)}
     return json_response(shown)

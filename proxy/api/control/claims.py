@@ -11,7 +11,7 @@ and once enough are available it leases as many as it needs before it renders th
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress, islice
@@ -24,7 +24,7 @@ from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.export_query import ExportQuery, export_query
-from proxy.api.control.group_rows import REWARD_PENDING, Reason, all_ended, check_members, read_group_rows, why_pending
+from proxy.api.control.group_rows import REWARD_PENDING, Reason, check_members, read_group_rows, why_pending
 from proxy.api.control.outcomes import Earned, Outcome, earned_by, estimate, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.api.http import CLIENT_CLOSED_REQUEST
@@ -42,6 +42,7 @@ from proxy.rollouts.group import (
     freeze,
     members_of,
     read_batch,
+    read_group,
     read_note,
     state_fields,
     supersede,
@@ -58,17 +59,20 @@ from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream.concurrency import run_all
-from storage.errors import FieldsChanged, StorageError
-from storage.types import QueueCounts, QueuedGroup
+from storage.errors import FieldsChanged, StorageError, StoreUnreachable
+from storage.types import ClaimedGroup, QueueCounts, QueuedGroup
 
-_POLL_INTERVAL_S: Final = 0.2
+_POLL_INTERVAL_S: Final = 1.0  # without a notification: leases expire, and rewards are set
+_AGAIN_S: Final = 0.2  # between two polls at least, if there are many notifications
 _LEASE_PARTS: Final = 3  # a lease is extended after this part of it
 INTERVALS_MISSED: Final = 2  # without a heartbeat: one was due after the first, and the next one is
-_MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
+_PAGE: Final = 1000  # entries that are read at once, the longest waiting ones first
+_MAX_CONSIDERED: Final = 16_000
 _EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
 _ROLLOUTS_OF_A_STEP: Final = 32  # recording the metrics of this many takes as long as one step in `aside`
 _LATER: Final = "later_epoch"  # the store may have lost its announcement: such a group is never dropped
+_NO_COUNTS: Final = QueueCounts(0, 0, 0)
 _UNKNOWN: Final = -1  # a policy version that is not a number counts as older than any
 
 
@@ -76,9 +80,9 @@ _UNKNOWN: Final = -1  # a policy version that is not a number counts as older th
 class Held:
     """A leased group."""
 
-    waiting: QueuedGroup  # its entry in the queue
+    claimed: ClaimedGroup  # as it was when it was leased
     members: tuple[str, ...] = ()  # the claim froze their rewards, or `freezing` does
-    freezing: asyncio.Task[list[Rollout | None]] | None = None
+    freezing: asyncio.Task[list[Rollout]] | None = None
     earlier: Mapping[str, Claims] = field(
         default_factory=dict
     )  # by member, where a claim of the policy froze it before
@@ -88,6 +92,11 @@ class Held:
     delivery: int = 1  # how many batches of the policy had the group, with this one
     previous_consumer: str | None = None  # of the last of them
     undone: Mapping[str, bytes | None] = field(default_factory=dict)  # fields with which a release undoes the delivery
+
+    @property
+    def waiting(self) -> QueuedGroup:
+        """Its entry in the queue."""
+        return self.claimed.queued
 
     def delivered_to(self, consumer: str) -> dict[str, bytes | None]:
         """Return the fields of the group in a batch of this consumer, and note how to undo them."""
@@ -106,11 +115,13 @@ class Claim:
     policy: Policy
     takes_earlier_epochs: bool = False
     announced: Announced = NOTHING
+    counts: QueueCounts = _NO_COUNTS  # of other groups than those that it leased or dropped
     held: list[Held] = field(default_factory=list)  # the groups that it leased
     dropped: dict[str, Reason] = field(default_factory=dict)
     refused: dict[str, Reason] = field(default_factory=dict)
     examined: set[str] = field(default_factory=set)  # groups that an exact claim has rendered once and released
     examined_at: float = -inf
+    unreachable: StoreUnreachable | None = None  # why groups in a part of the store cannot be leased
 
     @property
     def missing(self) -> int:
@@ -143,7 +154,6 @@ async def claim_batch(request: web.Request) -> web.Response:
         async with _leases_kept(context, claim):
             await _fill_in_time(request, context, claim, deadline)
             lease_ms = await _record(context, claim)
-        waiting = await context.store.queue.counts(policy.name)
     except BaseException:
         await undo(context, claim, claim.held)
         raise
@@ -160,26 +170,39 @@ async def claim_batch(request: web.Request) -> web.Response:
     context.metrics.claim_wait_seconds.labels(policy.name).observe(context.clock.monotonic() - started)
     await observe(context, claim)
     shown = {"policy": policy.name} if context.policies.has_named else {}
-    return web.Response(body=_batch_json(claim, shown, lease_ms, waiting), content_type="application/json")
+    return web.Response(body=_batch_json(claim, shown, lease_ms), content_type="application/json")
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
-    """Poll for groups until one is leased, the deadline is over, or the client has disconnected.
+    """Look for groups until one is leased, the deadline is over, or the client has disconnected.
 
-    The interval is random, so that exact claims that compete for groups do not do so again at the same time. It is not shorter
-    than a poll, which takes long if thousands of groups are refused.
+    It looks again once it is notified of a group. The interval between two looks is random, so that exact claims that compete
+    for groups do not do so again at the same time. It is not shorter than a look, which takes long if thousands of groups are
+    refused.
     """
     others: dict[str, Batch] = {}
-    while True:
-        began = context.clock.monotonic()
-        await _take_over(context, claim, others)
-        await fill(context, claim)
-        remaining_s = deadline - context.clock.monotonic()
-        if claim.held or remaining_s <= 0 or _is_disconnected(request):
-            return
-        random_s = _POLL_INTERVAL_S * (0.75 + context.clock.entropy(1)[0] / 512)
-        interval_s = max(random_s, context.clock.monotonic() - began)
-        await asyncio.sleep(min(interval_s, remaining_s))
+    async with AsyncExitStack() as stack:
+        arrived: asyncio.Event | None = None
+        while True:
+            began = context.clock.monotonic()
+            await _take_over(context, claim, others)
+            await fill(context, claim)
+            remaining_s = deadline - (ended := context.clock.monotonic())
+            if claim.held or _is_disconnected(request):
+                return
+            if remaining_s <= 0:
+                if claim.unreachable is not None:
+                    raise claim.unreachable
+                return
+            if arrived is None:
+                arrived = await stack.enter_async_context(context.store.queue.arrivals(claim.policy.name))
+            random_s = _AGAIN_S * (0.75 + context.clock.entropy(1)[0] / 512)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_POLL_INTERVAL_S, remaining_s)):
+                    await arrived.wait()
+            arrived.clear()
+            again_s = began + max(random_s, ended - began) - context.clock.monotonic()
+            await asyncio.sleep(min(again_s, deadline - context.clock.monotonic()))
 
 
 @asynccontextmanager
@@ -202,9 +225,9 @@ async def _keep_leases(context: Context, claim: Claim) -> None:
         await asyncio.sleep(lease_ms / 1000 / _LEASE_PARTS)
         now_ms = context.clock.now_ms()
         fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
-        for held in tuple(claim.held):
-            with suppress(StorageError):  # `_record` finds groups with expired leases
-                await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+        held = {held.waiting: fields for held in claim.held}
+        with suppress(StorageError):  # `_record` finds groups with expired leases
+            await context.store.queue.extend(held, claim.batch_id, lease_ms=lease_ms, now_ms=now_ms)
 
 
 async def _take_over(context: Context, claim: Claim, others: dict[str, Batch]) -> None:
@@ -216,7 +239,7 @@ async def _take_over(context: Context, claim: Claim, others: dict[str, Batch]) -
     if instance is None:
         return
     silences = await context.store.queue.holders(claim.policy.name)
-    found = await asyncio.gather(*(context.store.batches.get(name) for name in silences.keys() - others.keys()))
+    found = await context.store.batches.get_each([name for name in silences if name not in others])
     others |= {stored.name: read_batch(stored) for stored in found if stored is not None}
     for name, silence_ms in silences.items():
         batch = others.get(name)
@@ -253,37 +276,33 @@ async def _record(context: Context, claim: Claim) -> int | None:
     The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch; an exact
     claim then has no batch.
     """
-    lease_ms = claim.body.lease_ms
+    lease_ms, is_whole = claim.body.lease_ms, True
     while True:
         await normalize(context, claim)
         now_ms = context.clock.now_ms()
         fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
-        has = [
-            await context.store.queue.extend(
-                held.waiting,
-                claim.batch_id,
-                fields | held.delivered_to(claim.body.consumer),
-                lease_ms=lease_ms,
-                now_ms=now_ms,
-            )
-            for held in claim.held
-        ]
+        delivered = {held.waiting: fields | held.delivered_to(claim.body.consumer) for held in claim.held}
+        has = await context.store.queue.extend(delivered, claim.batch_id, lease_ms=lease_ms, now_ms=now_ms)
         if all(has):
             break
         await undo(context, claim, list(compress(claim.held, map(not_, has))))
         claim.held = list(compress(claim.held, has))  # advantages over the batch change without the lost groups
+        is_whole = False
     if claim.body.exact and claim.missing:
         await put_back(context, claim)
+    if not is_whole:
+        counts = await context.store.queue.counts(claim.policy.name)
+        claim.counts = counts._replace(claimed=max(0, counts.claimed - len(claim.held)))
     if not claim.held:
         return None
     body, entries = claim.body, [held.waiting for held in claim.held]
     heartbeat_ms = None if body.heartbeat_s is None else max(1, round(body.heartbeat_s * 1000))
     batch = write_batch(body.consumer, claim.policy.name, entries, instance=body.instance, heartbeat_ms=heartbeat_ms)
-    await context.store.batches.open(claim.batch_id, batch, now_ms=now_ms)
+    await context.store.batches.open(claim.batch_id, batch, now_ms=now_ms, is_new=True)
     return now_ms + lease_ms
 
 
-def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, waiting: QueueCounts) -> bytes:
+def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None) -> bytes:
     """Return the batch as JSON, around groups that are JSON already. `waiting` counts groups that are not in the batch."""
     without = {"dropped": claim.dropped, "refused": claim.refused}
     fields = {
@@ -294,7 +313,7 @@ def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, wa
         "policy_version": claim.announced.version,
         "policy_epoch": claim.announced.epoch,
         "lease_ms": lease_ms,
-        "waiting": {"available": waiting.available, "claimed": max(0, waiting.claimed - len(claim.held))},
+        "waiting": {"available": claim.counts.available, "claimed": claim.counts.claimed},
         **{
             kind: [{"group_id": group, "code": reason.code, "why": reason.why} for group, reason in found.items()]
             for kind, found in without.items()
@@ -306,14 +325,31 @@ def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, wa
 
 async def fill(context: Context, claim: Claim) -> None:
     """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
-    claim.announced = read_announced(await context.store.announcements.read(), claim.policy.name)
-    waiting = await context.store.queue.list_available(_MAX_CONSIDERED, claim.policy.name)
-    refused, now = set(claim.refused), context.clock.monotonic()  # groups that are not considered again, unless
+    now, skip = context.clock.monotonic(), 0
+    refused = set(claim.refused)  # groups that are not considered again, unless
     if now - claim.examined_at >= _EXAMINE_INTERVAL_S:  # rewards may have been set since then
         claim.examined_at = now
         refused = {it for it, why in claim.refused.items() if why.code not in (MissingReward.code, REWARD_PENDING)}
-    found = [entry for entry in waiting if entry.group not in refused]
-    entries = iter(sorted(found, key=lambda entry: _rank(entry, claim.body.order)))
+    found: list[QueuedGroup] = []
+    is_last = False
+    while claim.missing and not is_last:
+        state = await context.store.queue.read(claim.policy.name, skip=skip, limit=_PAGE)
+        claim.announced = read_announced(state.announcements, claim.policy.name)
+        claim.counts, gone = state.counts, len(claim.held) + len(claim.dropped)
+        found += [entry for entry in state.groups if entry.group not in refused]
+        skip += len(state.groups)
+        is_last = len(state.groups) < _PAGE or skip >= _MAX_CONSIDERED
+        if is_last or len(found) >= claim.body.groups:
+            await _choose(context, claim, sorted(found, key=lambda entry: _rank(entry, claim.body.order)))
+            gone = len(claim.held) + len(claim.dropped) - gone
+            claim.counts = claim.counts._replace(available=max(0, claim.counts.available - gone))
+            skip -= gone  # these are not read again
+            found.clear()
+
+
+async def _choose(context: Context, claim: Claim, found: Sequence[QueuedGroup]) -> None:
+    """Lease as many of these groups as the claim misses, if they are enough for an exact claim."""
+    entries = iter(found)
     if not claim.body.exact:
         while claim.missing and await _take(context, claim, entries, min(claim.missing, claim.at_once)):
             pass
@@ -406,9 +442,14 @@ async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
         return False
     lease_ms, now_ms = claim.body.lease_ms, context.clock.now_ms()
     fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
-    if not await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
+    try:
+        found = await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+    except StoreUnreachable as error:
+        claim.unreachable = error
+        return False
+    if found is None:
         return False  # claimed by another consumer, or deleted
-    claim.held.append(Held(waiting))
+    claim.held.append(Held(found))
     return True
 
 
@@ -420,7 +461,7 @@ async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) 
     reward_s = claim.body.reward_s
     if reward_s is None:  # by default, if the claim does not choose the members that count
         reward_s = context.settings.groups.reward_s if claim.body.members is None else 0
-    if claim.body.members != "all" and not reward_s:
+    if claim.body.members != "all" and (not reward_s or read_note(waiting.note).rewarded):
         return None
     try:
         group = await find_group(context.store, waiting.group)
@@ -441,7 +482,10 @@ async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence
     """
     name, dropped, held.rendered = held.waiting.group, why_stale(claim, held.waiting), b""
     try:
-        group = await find_group(context.store, name) if dropped is None else None
+        group = None
+        if dropped is None:  # it is read again with `outcomes`: it may have been deleted meanwhile
+            known = read_group(held.claimed.group, held.claimed.marks)
+            group = known if outcomes is None else await find_group(context.store, name)
         if group is not None:
             group, rollouts = counted(group, await _freeze(context, claim, held, group))
             if outcomes is None:
@@ -449,8 +493,8 @@ async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence
                 state = group.states.get(claim.policy.name) or PolicyState("complete")
                 held.delivery, held.previous_consumer = 1 + state.delivery, state.delivered_to
             else:
-                known = {outcome.rollout.rollout_id for outcome in outcomes}
-                rollouts = [rollout for rollout in rollouts if rollout.rollout_id in known]
+                names = {outcome.rollout.rollout_id for outcome in outcomes}
+                rollouts = [rollout for rollout in rollouts if rollout.rollout_id in names]
             dropped = await _write(context, claim, held, group, rollouts, outcomes)
         elif held.members:  # deleted since it was rendered
             await undo(context, claim, [held])
@@ -468,11 +512,10 @@ async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence
 
 async def _freeze(context: Context, claim: Claim, held: Held, group: Group) -> list[Rollout]:
     """Freeze the rewards of a group's rollouts; return those that exist, as they are since then."""
-    rollouts = await members_of(context.store, group)
-    held.members = tuple(rollout.rollout_id for rollout in rollouts)
-    works = [freeze(context.store, context.clock, rollout, claim.id) for rollout in rollouts]
-    held.freezing = context.recorder.tasks.start(all_ended(works))  # all of them end before any is undone
-    found = [rollout for rollout in await asyncio.shield(held.freezing) if rollout is not None]
+    held.members = group.members
+    freezing = freeze(context.store, context.clock, group.members, claim.id)
+    held.freezing = context.recorder.tasks.start(freezing)  # it ends before it is undone
+    found = await asyncio.shield(held.freezing)
     held.freezing = None
     held.earlier = {
         rollout.rollout_id: rollout.claims

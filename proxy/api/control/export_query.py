@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -25,6 +25,7 @@ from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import Wanted
 from proxy.trajectory.threads import select_threads
+from storage.types import FullRollout
 
 _LOADED: Final[set[str]] = set()  # content types with an imported library
 _Asked = TypeVar("_Asked", bound=ExportParams)
@@ -73,6 +74,7 @@ class ExportQuery:
     threads: Wanted | None = None  # their steps are exported; None: all steps, and rows do not name threads
     report: bool = False
     rescoring: Rescoring | None = None  # once `begin` has found an engine
+    known: Mapping[str, FullRollout] = field(default_factory=dict)  # rollouts that are read already
 
     @property
     def is_by_turn(self) -> bool:
@@ -86,7 +88,8 @@ class ExportQuery:
         """
         is_retokenized = self.options.include == RETOKENIZED
         needs_threads = self.threads is not None or bool(rollout.thread_rewards) or self.form.by_thread
-        found = await read_steps(context.store, rollout, whole=whole or is_retokenized or needs_threads)
+        is_whole, full = whole or is_retokenized or needs_threads, self.known.get(rollout.rollout_id)
+        found = await read_steps(context.store, rollout, whole=is_whole, full=full)
         skipped: list[dict[str, Any]] = []
         if needs_threads:
             wanted, rules, all_steps = self.threads or "all", context.threads.rules, found

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -14,15 +14,14 @@ from proxy.api.control.schemas import GroupFilter
 from proxy.errors import Conflict, Damaged, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.export.base import MissingReward
-from proxy.rollouts.group import Group
+from proxy.rollouts.group import Group, lacks_reward
 from proxy.rollouts.rollout import Rollout
-from proxy.rollouts.steps import aside
+from proxy.rollouts.steps import aside, read_short
 from proxy.trajectory.advantages import ESTIMATORS
 
 T = TypeVar("T")
 GONE: Final = "deleted or expired"
 REWARD_PENDING: Final = "reward_pending"
-_SCORED: Final = ("completed", "truncated")  # rollouts that get a reward
 _MISSING: Final = {
     MissingReward.code: "lack rewards",
     "no_rows": "have no rows",
@@ -118,6 +117,9 @@ async def read_group_rows(
     if conditions.only_mixed and (equal := _why_equal(rollouts)) is not None:
         return GroupRows([], [], equal)
     excluded = _excluded(query, group, rollouts, conditions)
+    if not query.rescoring:  # scoring takes long, and reads each member when its turn comes
+        read_first = [rollout for rollout in rollouts if rollout.rollout_id not in excluded]
+        query = replace(query, known=await read_short(context.store, read_first))
     outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.asked.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     counted = [found[name] for name in group.members if name not in excluded]
@@ -178,12 +180,7 @@ def _too_few(count: int, missing: Mapping[str, int], least: int) -> Reason:
 
 def why_pending(rollouts: Sequence[Rollout], left_s: float) -> Reason | None:
     """Return why a claim waits for rewards of these members of a group; None if each that gets a reward has one."""
-    count = sum(
-        rollout.status in _SCORED
-        and (rollout.reward, rollout.advantages) == (None, None)
-        and not (rollout.step_rewards or rollout.thread_rewards)
-        for rollout in rollouts
-    )
+    count = sum(map(lacks_reward, rollouts))
     if not count:
         return None
     why = f"{count} of {len(rollouts)} rollouts lack rewards; claims wait for them for another {left_s:.0f} s"

@@ -43,7 +43,7 @@ _OLDEST_PAGE: Final = 1000  # rollouts that leave a full store between two looks
 _BEAT_S: Final = 5.0
 _LIFETIME_MS: Final = 20_000
 _RETRY_S: Final = 60.0
-_SUFFIX: Final = "::archive"  # of the name of its heartbeat; no policy has this name (see `pause`)
+_ROLE: Final = "archive"
 _FINISHED: Final = frozenset(orjson.dumps(status) for status in FINISHED)
 _LEFT: Final = ("done", "dropped")  # statuses of groups that no claim returns again
 
@@ -419,16 +419,16 @@ async def _group(store: Store, group_id: str | None, groups: set[str]) -> bytes 
 
 
 class BackgroundArchive(BackgroundWork):
-    """Sweep at an interval while this process is the oldest one of those with the store, as their heartbeats show.
+    """Sweep at an interval while this process leads: the first one of those with the store, until it ends.
 
-    Two may sweep at the same time when the oldest one stalls: the claims keep every version in one file. Call `close` before
+    Two may sweep at the same time when the leader stalls: the claims keep every version in one file. Call `close` before
     the store is closed.
     """
 
     def __init__(self, archiver: Archiver, *, process_id: str, interval_s: float) -> None:
         self._archiver = archiver
         self._announcements = archiver.store.announcements
-        self._name = process_id + _SUFFIX
+        self._process_id = process_id
         self._interval_s = interval_s
         self._oldest_ms: int | None = None
         archiver.metrics.archive_oldest_age_seconds.set_function(
@@ -440,12 +440,11 @@ class BackgroundArchive(BackgroundWork):
         await super().close()
         with suppress(StorageError, TimeoutError):  # else it expires
             async with asyncio.timeout(1):
-                await self._announcements.heartbeat(self._name, b"", lifetime_ms=0)
+                await self._announcements.lead(_ROLE, self._process_id, lifetime_ms=0)
 
     async def leads(self) -> bool:
-        """Send a heartbeat; return whether this process is the oldest one. Raises StorageError."""
-        _, beats = await self._announcements.heartbeat(self._name, b"", lifetime_ms=_LIFETIME_MS)
-        return self._name == min(name for name in beats if name.endswith(_SUFFIX))
+        """Return whether this process leads, from now on. Raises StorageError."""
+        return await self._announcements.lead(_ROLE, self._process_id, lifetime_ms=_LIFETIME_MS)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

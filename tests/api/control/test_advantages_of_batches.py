@@ -74,8 +74,9 @@ async def test_a_group_that_lost_its_lease_is_not_in_the_baseline(proxy, store, 
     await proxy.group("g2", 5, 3)
     extend = store.queue.extend
 
-    async def lose(waiting, *arguments, **options):
-        return waiting.group != "g2" and await extend(waiting, *arguments, **options)
+    async def lose(groups, *arguments, **options):
+        has = await extend(groups, *arguments, **options)
+        return [found and waiting.group != "g2" for waiting, found in zip(groups, has, strict=True)]
 
     monkeypatch.setattr(store.queue, "extend", lose)
     batch = await proxy.claim(groups=10, advantage="reinforce_pp")

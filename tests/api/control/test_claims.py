@@ -199,7 +199,7 @@ async def test_a_store_failure_during_a_claim_releases_its_groups(proxy, store):
     """The claim is 503."""
     await proxy.group("g1", 1)
     await proxy.group("g2", 1)
-    store.failing.add("read_all")
+    store.failing.add("read_each")
     response = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
     store.failing.clear()
 
@@ -262,24 +262,24 @@ async def test_a_group_with_an_unreadable_step_is_refused_and_other_groups_are_c
     assert [("damaged", good)] == [(group["group_id"], group["rollouts"]) for group in later["groups"]]
 
 
-@pytest.mark.parametrize("verb", ["read_all", "opened"])
+@pytest.mark.parametrize("verb", ["read", "opened"])
 async def test_after_a_failed_claim_rewards_can_be_changed(proxy, store, verb):
     """The claim fails at a later group, or at storing the batch."""
     members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
-    read, reads = store.read_all, []
+    read, reads = store.read_each, []
 
-    async def fail_at_the_fourth(name, limit):
-        reads.append(name)
-        if len(reads) == 4:
+    async def fail_at_the_second(names, limit):
+        reads.append(names)
+        if len(reads) == 2:
             raise StoreUnreachable("the test took the store away")
-        return await read(name, limit)
+        return await read(names, limit)
 
-    if verb == "read_all":
-        store.read_all = fail_at_the_fourth
+    if verb == "read":
+        store.read_each = fail_at_the_second
     else:
         store.batches.open, opening = unreachable, store.batches.open
     failed = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
-    store.read_all = read
+    store.read_each = read
     if verb == "opened":
         store.batches.open = opening
     claimed_by = [(await proxy.get(f"/rollouts/{member}")).json["claimed_by"] for member in members]

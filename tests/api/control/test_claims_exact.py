@@ -101,27 +101,27 @@ async def test_an_exact_claim_with_more_groups_than_exist_returns_none(proxy):
     assert "complete" == await proxy.status("g")
 
 
-@pytest.mark.parametrize("verb", ["read_all", "opened"])
+@pytest.mark.parametrize("verb", ["read", "opened"])
 async def test_after_a_failed_exact_claim_nothing_is_held_or_frozen(proxy, store, verb):
     """It fails at its second group, or at storing the batch."""
     members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
-    read, opening, reads = store.read_all, store.batches.open, []
+    read, opening, reads = store.read_each, store.batches.open, []
 
-    async def fail_at_the_third(name, limit):
-        reads.append(name)
-        if len(reads) == 3:
+    async def fail_at_the_second(names, limit):
+        reads.append(names)
+        if len(reads) == 2:
             raise StoreUnreachable("the test took the store away")
-        return await read(name, limit)
+        return await read(names, limit)
 
     async def unreachable(*_, **__):
         raise StoreUnreachable("the test took the store away")
 
-    if verb == "read_all":
-        store.read_all = fail_at_the_third
+    if verb == "read":
+        store.read_each = fail_at_the_second
     else:
         store.batches.open = unreachable
     failed = await proxy.post("/batches/claim", {"consumer": "t", "groups": 2, "exact": True})
-    store.read_all, store.batches.open = read, opening
+    store.read_each, store.batches.open = read, opening
 
     assert 503 == failed.status
     assert [None] * 4 == await frozen(proxy, members)

@@ -43,7 +43,7 @@ async def outcomes_of(query, *members):
     """Return the outcomes of rollouts. Reading a member's steps returns them, or raises the exception in their place."""
     by_name = {rollout.rollout_id: steps for rollout, steps in members}
 
-    async def read_steps(_store, rollout, *, whole):
+    async def read_steps(_store, rollout, **_):
         found = by_name[rollout.rollout_id]
         if isinstance(found, Exception):
             raise found

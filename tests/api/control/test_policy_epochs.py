@@ -164,11 +164,11 @@ async def test_the_first_epoch_is_not_written_and_the_version_is_announced_as_be
     await proxy.group("g", 1)
     announced = (await store.announcements.read())[POLICY_ANNOUNCEMENT]
     group = await store.groups.get("g")
-    (waiting,) = await store.queue.list_available(1, "default")
+    (waiting,) = (await store.queue.read(limit=1)).groups
 
     assert b'"3"' == announced.value
     assert "epoch" not in group.fields
-    assert b'{"oldest":"3"}' == waiting.note
+    assert b'{"oldest":"3","rewarded":true}' == waiting.note
     listed = (await proxy.get("/groups?limit=1")).json["groups"][0]
     assert "policy_epoch" not in listed
 

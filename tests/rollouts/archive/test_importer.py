@@ -91,7 +91,7 @@ async def test_groups_return_to_the_queue_unless_they_had_left_it(stores, tmp_pa
 
     assert (6, 3, 0) == (result.rollouts, result.groups, again.groups)
     assert ["complete", "done", "dropped"] == statuses
-    assert ["g1"] == [queued.group for queued in await other.queue.list_available(9)]
+    assert ["g1"] == [queued.group for queued in (await other.queue.read(limit=9)).groups]
     assert (await find_group(store, "g1")).members == (await find_group(other, "g1")).members
 
 
@@ -103,7 +103,7 @@ async def test_groups_return_to_the_queue_with_their_oldest_version_and_epoch(st
     await store.groups.update_if("g1", {"oldest": b'"7"', "epoch": b"2"}, expect={}, now_ms=2000)
     await archiver(store, tmp_path).sweep()
     await importer(other, tmp_path).run()
-    notes = {queued.group: queued.note for queued in await other.queue.list_available(9)}
+    notes = {queued.group: queued.note for queued in (await other.queue.read(limit=9)).groups}
     states = [(await find_group(other, name)).states["default"] for name in ("g0", "g1")]
 
     assert {"g0": b'{"oldest":null}', "g1": b'{"oldest":"7","epoch":2}'} == notes

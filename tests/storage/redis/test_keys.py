@@ -28,7 +28,7 @@ def test_no_name_reaches_a_common_key(layout, name):
     """No key of a rollout is a key of a bucket or of the store."""
     common = {layout.constants, b"tt:constants"}
     for bucket in layout.buckets:
-        common |= {*bucket[1:-1], *bucket.cache}
+        common |= {*bucket[1:-1], *bucket.cache, *bucket.processes, *bucket.queue_index(), bucket.role("archive")}
 
     assert not common & set(layout.rollout(name).all[:5])
 
@@ -38,7 +38,8 @@ def test_all_keys_of_a_rollout_are_in_one_slot(layout, name):
     """A cluster stores a rollout and the keys of its bucket on one server."""
     bucket = layout.bucket(name)
 
-    assert 1 == len({key_slot(key) for key in (*layout.rollout(name).all, *bucket[1:-1], *bucket.cache)})
+    common = (*bucket[1:-1], *bucket.cache, *bucket.processes, *bucket.queue_index(), bucket.role("archive"))
+    assert 1 == len({key_slot(key) for key in (*layout.rollout(name).all, *common)})
 
 
 @given(names)

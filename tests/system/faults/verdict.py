@@ -16,7 +16,8 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
-    owned = {store.layout.constants, store.layout.buckets[0].heartbeats, store.layout.buckets[0].turn}
+    first = store.layout.buckets[0]
+    owned = {store.layout.constants, first.heartbeats, first.turn, *first.processes}
     for bucket in store.layout.buckets:
         owned |= {bucket.listing, bucket.expiry, bucket.announcements}
     try:
