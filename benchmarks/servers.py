@@ -88,7 +88,7 @@ class Server:
     def processor_s(self) -> tuple[float, float]:
         """Return the CPU time of its processes, and of the store that it started."""
         used = {True: 0.0, False: 0.0}
-        for pid, name in _family(self.pid):
+        for pid, name in family(self.pid):
             used["valkey" in name] += time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
         return used[False], used[True]
 
@@ -102,7 +102,7 @@ class Server:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def _family(pid: int) -> Iterator[tuple[int, str]]:
+def family(pid: int) -> Iterator[tuple[int, str]]:
     """Yield the id and name of a process and of its descendants."""
     children: dict[int, list[tuple[int, str]]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -37,6 +37,7 @@ from proxy.rollouts.group import (
     member_fields,
     members_of,
     opening_of,
+    read_group,
     read_members,
     state_fields,
 )
@@ -181,6 +182,9 @@ class Finisher:
             try:
                 async for group_id in self.store.groups.names():
                     try:
+                        stored = await self.store.groups.get(group_id)
+                        if stored is None or not read_group(stored).is_open:
+                            continue  # most groups: their members are not read
                         group = await find_group(self.store, group_id)
                         if group is not None and group.is_open and group.size is not None:
                             await self.settle(group)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal
 
 import orjson
@@ -29,7 +30,7 @@ from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollout
 from proxy.rollouts.stored_fields import left_out, value_or
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.upstream.concurrency import BackgroundWork
+from proxy.upstream.concurrency import LARGE_BYTES, BackgroundWork, off_loop, run_all
 from storage.errors import FieldsChanged, StorageError
 from storage.redis.store import Store
 from storage.types import FullRollout, StoredEntity
@@ -232,7 +233,8 @@ class Archiver:
             if not await self._write(file, claims, result):
                 return
             contained = await asyncio.to_thread(self._dataset.versions, file) or {}
-        for name, claim in claims.items():
+
+        async def settle(name: str, claim: Claim) -> None:
             if contained.get(name) == claim.touched_ms:
                 done = Claim(claim.url, file, claim.touched_ms, done=True)
                 if await self._set(name, done, claim.encode()):
@@ -242,6 +244,8 @@ class Archiver:
             elif (stored := await self.store.get(name)) is not None and stored.touched_ms == claim.touched_ms:
                 for rollout in read_rollouts([stored], self.metrics)[0]:
                     found.ready[_day(rollout)].append(rollout)
+
+        await run_all([partial(settle, *item) for item in claims.items()], at_once=_READ_AT_ONCE)
 
     async def _write(self, file: str, claims: Mapping[str, Claim], result: Archived) -> bool:
         """Write the claimed versions that are still current to a file; return False if there are none."""
@@ -293,14 +297,17 @@ class Archiver:
     async def _delete(self, file: str, claims: Mapping[str, Claim], result: Archived) -> None:
         """Delete the versions that a file contains, unless they were changed, or their group is still needed."""
         contained = await asyncio.to_thread(self._dataset.versions, file) or {}
-        for name, claim in claims.items():
+
+        async def leave(name: str, claim: Claim) -> None:
             try:
                 may_leave = contained.get(name) == claim.touched_ms and await self._may_leave(name)
             except Damaged as damage:
                 left_out([damage], self.metrics)
-                continue
-            if may_leave:
-                result.deleted += await self.store.delete(name, touched_ms=claim.touched_ms)
+                return
+            if may_leave and await self.store.delete(name, touched_ms=claim.touched_ms):
+                result.deleted += 1
+
+        await run_all([partial(leave, *item) for item in claims.items()], at_once=_READ_AT_ONCE)
 
     async def _may_leave(self, name: str) -> bool:
         """Return whether a rollout can be deleted; delete its group first, if it has left the queue and all are archived.
@@ -387,7 +394,7 @@ async def write_rollout(store: Store, writer: ArchiveWriter, name: str, touched_
             writer.write(rows.row(record))
 
     if full.records:
-        await asyncio.to_thread(write, full.records)
+        await off_loop(sum(map(len, full.records)), LARGE_BYTES // 16, write, full.records)
     elif not stored.counts.get("steps"):
         writer.write(rows.empty())
     else:  # page by page, so that memory does not grow with its length
