@@ -168,6 +168,8 @@ STORE = Row("Store", [
           (rate("store_operation_failures", "operation"), "{{operation}}")),
     state_timeline("Store, from each replica", "Down after a failed operation, until the store accepts a write.",
                    (gauge("store_up", "instance", "min"), "{{instance}}"), one="up", zero="down"),
+    state_timeline("Servers of the store", "Down for a replica at least: calls of this server's rollouts fail.",
+                   (gauge("store_server_up", "server", "min"), "{{server}}"), one="up", zero="down"),
     graph("Steps in journals", "Steps that are not in the store yet (store.on_failure: spool).", "short",
           (gauge("journal_steps", "instance"), "{{instance}}")),
     graph("Memory of the store", "Sum over all its servers. There is no limit curve if a server has no limit.", "bytes",

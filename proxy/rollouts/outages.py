@@ -220,9 +220,10 @@ class StoreHealth(BackgroundWork):
 
     def __init__(self, store: Store, metrics: Metrics, back: Callable[[], Awaitable[None]]) -> None:
         self._store = store
-        self._metrics = metrics
+        self._servers = metrics.store_server_up
         self._back = back
         self.unreachable: dict[str, str] = {}  # the reason, by address
+        metrics.store_up.set_function(self._measured)
 
     def __repr__(self) -> str:
         return f"<StoreHealth {self.unreachable or 'reachable'}>"
@@ -241,13 +242,19 @@ class StoreHealth(BackgroundWork):
         if isinstance(error, StoreUnreachable) and error.server is not None and error.server not in self.unreachable:
             LOG.error("Store unreachable: %s", error)
             self.unreachable[error.server] = str(error)
-            self._metrics.store_up.set(0)
             self.probe()
 
     def probe(self) -> None:
         """Probe the unreachable servers until all are reachable and `back` has succeeded."""
         if self._task is None or self._task.done():  # it also ends by an unexpected error of `back`
             self.start()
+
+    def _measured(self) -> float:
+        """Set the gauge of each server, before it is read, and return that of all: a failover changes the servers."""
+        self._servers.clear()
+        for server in self._store.servers | self.unreachable.keys():
+            self._servers.labels(server).set(server not in self.unreachable)
+        return not self.unreachable
 
     async def _run(self) -> None:
         intervals, last_error = chain(_INTERVALS_S, repeat(_INTERVALS_S[-1])), ""
@@ -262,7 +269,6 @@ class StoreHealth(BackgroundWork):
                 self.failed(error)
             else:
                 if not self.unreachable:
-                    self._metrics.store_up.set(1)
                     return
             await asyncio.sleep(next(intervals))
 

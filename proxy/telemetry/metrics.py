@@ -83,6 +83,11 @@ class _WithCachedLabels(MetricWrapperBase):
         self._cached.cache_clear()
         super().remove(*labelvalues)
 
+    def clear(self) -> None:
+        """Remove all series."""
+        self._cached.cache_clear()
+        super().clear()
+
 
 class Counter(_WithCachedLabels, prometheus_client.Counter):
     """A counter with cached labels, that does not check for each increase whether it has values for them."""
@@ -195,7 +200,10 @@ class Metrics:
     )
     # Over workers: a store that one cannot reach is down; an endpoint that one can use is healthy, and has token ids if all get
     # some.
-    store_up: Gauge = _metric("1 while the store is reachable and accepts writes, else 0.", workers=min)
+    store_up: Gauge = _metric("1 while all servers of the store are reachable and accept writes, else 0.", workers=min)
+    store_server_up: Gauge = _metric(
+        "1 while a server that has a part of the store is reachable and accepts writes, else 0.", "server", workers=min
+    )
     journal_steps: Gauge = _metric("Steps in the journal that are not in the store yet.")
     engine_faults: Counter = _metric(
         "Failed requests to engines: connection failed, connection lost or timed out.",

@@ -594,6 +594,11 @@ class Store:
         """Return the address of the server that has a rollout, as far as is known without a request."""
         return self._address(self.layout.rollout(rollout).rollout)
 
+    @property
+    def servers(self) -> set[str]:
+        """The addresses of the servers that have a part of the store, as far as is known without a request."""
+        return {self._address(bucket.probe) for bucket in self.layout.buckets}
+
     def _address(self, key: bytes) -> str:
         server = self._servers.server_of(key)
         return "" if server is None else server.address

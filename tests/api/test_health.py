@@ -24,6 +24,23 @@ async def test_ready_requires_the_store(proxy, store):
     assert (503, "the test took the store away") == (unavailable.status, unavailable.json["store"])
 
 
+async def test_ready_names_the_servers_that_are_gone(proxy, store):
+    """One server that responds is enough: calls of its rollouts succeed, and another replica has no other store."""
+    states = {"db1:1": None, "db2:1": "it is frozen"}
+
+    async def ping(_timeout_s):
+        return states
+
+    store._store.ping = ping
+    partly = await proxy.get("/ready")
+    states["db1:1"] = "it is full"
+    gone = await proxy.get("/ready")
+
+    assert (200, "ready", "it is frozen") == (partly.status, partly.json["status"], partly.json["store"])
+    assert {"db1:1": "ok", "db2:1": "it is frozen"} == partly.json["servers"]
+    assert (503, "it is full; it is frozen") == (gone.status, gone.json["store"])
+
+
 @pytest.mark.parametrize(("is_strict", "status", "word"), [(False, 200, "ready"), (True, 503, "not ready")])
 async def test_ready_requires_an_engine_only_with_ready_requires_engine(store, http, is_strict, status, word):
     """A load balancer keeps the replica while the only engine reloads; calls then get 503 with Retry-After."""

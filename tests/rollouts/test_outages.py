@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 from hashlib import blake2b
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -283,6 +284,43 @@ async def test_a_store_that_failed_is_unreachable_until_a_write_succeeds(store_h
         await asyncio.sleep(0.01)
 
     store_health.check("r")
+
+
+async def test_metrics_name_the_server_that_is_gone(store):
+    """`store_up` is 0 if one server is unreachable; one that was replaced disappears."""
+    registry = CollectorRegistry()
+    health = StoreHealth(store, make_metrics(registry), AsyncMock())
+    server, replaced = store.server_of("r"), "db9:1"
+
+    def up(address):
+        return registry.get_sample_value("tokentape_store_server_up", {"server": address})
+
+    before = (registry.get_sample_value("tokentape_store_up"), up(server), up(replaced))
+    health.unreachable[replaced] = "it is full"
+    during = (registry.get_sample_value("tokentape_store_up"), up(server), up(replaced))
+    health.probe()
+    while health.unreachable:
+        await asyncio.sleep(0.01)
+
+    assert ((1, 1, None), (0, 1, 0)) == (before, during)
+    assert (1, 1, None) == (registry.get_sample_value("tokentape_store_up"), up(server), up(replaced))
+
+
+async def test_a_rollout_depends_on_its_server_only(store, store_health):
+    """The reason applies to rollouts of the server that failed."""
+    store_health.unreachable["db9:1"] = "it is full"
+
+    store_health.check("r")
+    store_health.unreachable[store.server_of("r")] = "it is full"
+    with pytest.raises(StoreUnreachable, match="it is full"):
+        store_health.check("r")
+
+
+async def test_moving_data_makes_no_server_unreachable(store_health):
+    """A slot of a cluster that moves for longer than the timeout fails its calls only."""
+    store_health.failed(StoreUnreachable("slot 7 is moving"))
+
+    assert {} == store_health.unreachable
 
 
 async def test_the_store_is_probed_again_after_an_unexpected_error_of_the_recovery(store):
