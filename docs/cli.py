@@ -20,10 +20,6 @@ $ tokentape serve --engine http://127.0.0.1:8000
 $ tokentape tail                                      # in another terminal: follow new steps
 $ tokentape list --status completed --since 2h
 $ tokentape show ROLLOUT --logprobs
-$ tokentape rollout finish ROLLOUT --reward 1
-$ tokentape policy pause --drain-s 60
-$ tokentape policy set 7
-$ tokentape policy resume
 $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 ```
 

@@ -108,9 +108,9 @@ def _engine(engine: Engine) -> Iterator[str]:
         yield from _certified(f"{version} {flags.replace('-', ' ')}".strip(), orjson.loads(path.read_bytes()))
     yield "| limitation | when | flagged as |\n|---|---|---|"
     for quirk in engine.quirks:
-        where = "live streams" if quirk.framings == "streams" else "always"
+        where = "; live streams only" if quirk.framings == "streams" else ""
         codes = ", ".join(f"`{code}`" for code in quirk.codes if code in PROBLEMS)
-        yield f"| {quirk.what} | {', '.join(quirk.dialects)}; {where} | {codes} |"
+        yield f"| {quirk.what} | {', '.join(quirk.dialects)}{where} | {codes} |"
     yield ""
 
 
