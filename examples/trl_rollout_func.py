@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -35,7 +36,8 @@ def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, pus
         async with AsyncClient(url, api_key=api_key) as client, AsyncOpenAI(base_url=url, api_key="-") as agents:
             step = trainer.state.global_step
             if step not in pushed[-1:]:
-                await announce(client, step, lambda: push(trainer) if push and step else None, run)
+                update = partial(asyncio.to_thread, push, trainer) if push and step else lambda: None
+                await client.update_policy(step, update, run=run)
                 pushed.append(step)
             names = group_names(len(prompts), trainer.num_generations)
             pairs = zip(prompts, names, strict=True)
@@ -46,16 +48,6 @@ def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, pus
         return asyncio.run(roll_out(prompts, trainer))
 
     return rollout_func
-
-
-async def announce(client: AsyncClient, version: int, push: Callable[[], None], run: str) -> None:
-    """Update the weights and announce their version, while no call is in flight."""
-    await client.pause(drain_s=60)
-    try:
-        await asyncio.to_thread(push)
-        await client.put_policy(version, run=run)
-    finally:
-        await client.resume()
 
 
 def group_names(prompts: int, size: int) -> list[str]:
