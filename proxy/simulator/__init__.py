@@ -1,7 +1,7 @@
 """A simulated inference server without a GPU: deterministic, with the HTTP API of vLLM or SGLang.
 
-The path of a call, by module: `server` (the aiohttp application) -> `vllm` or `sglang` (routes and responses) -> `requests` or
-`sglang_wire` (fields and bounds; `errors` builds error responses) -> `prompts` (messages to text by `template` or
+The path of a call, by module: `server` (the aiohttp application) -> `vllm` or `sglang` (routes and responses) -> `requests`
+(fields and bounds; `errors` builds error responses) -> `prompts` (messages to text by `template` or
 `jinja_template`, text to ids by `tokenizer`, or the ids of the request; calls, and turns of a `script`) -> `engine` (calls in
 flight, pacing, writing) -> `model` (text, stops, lengths, over `sampler`) -> `parser` (reasoning and tool calls) -> the
 response.

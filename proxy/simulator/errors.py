@@ -66,3 +66,8 @@ def _summary(value: Any) -> str:
     if isinstance(value, dict | list):
         return f"<{type(value).__name__} of {len(value)} items>"
     return str(value)
+
+
+def sglang_body(error: RequestError) -> dict[str, Any]:
+    """Return the body of an error response of SGLang, which is not nested."""
+    return {"object": "error", "message": str(error), "type": error.kind, "param": None, "code": error.status}

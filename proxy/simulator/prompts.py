@@ -7,7 +7,7 @@ depending on the data. The text of a message can contain the placeholder as well
 
 import binascii
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -131,15 +131,18 @@ _EMPTY_REASONING: Final = re.compile(r"^\s*<think>\s*</think>\s*")
 _CHAT_ONLY: Final = {"documents", "reasoning_effort"}
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's, which vLLM keeps for completions
 
-MaxTokensRule = Callable[[int, int | None, CommonFields, Options], int]
-"""An engine's rule, like `vllm_max_tokens`."""
 
-
-def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
-    """Return the number of tokens that may be sampled after a prompt, by the rules of vLLM 0.32.
+def max_tokens_after(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
+    """Return the number of tokens that may be sampled after a prompt, by the engine's rules.
 
     Raises RequestError if the prompt or the requested length does not fit into the context window.
     """
+    rule = sglang_max_tokens if options.shape == "sglang" else vllm_max_tokens
+    return rule(prompt_length, requested, common, options)
+
+
+def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
+    """See `max_tokens_after`; by the rules of vLLM 0.32."""
     window = options.max_model_len
     if prompt_length > window:
         message = (
@@ -160,6 +163,28 @@ def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFie
     if common.min_tokens > max_tokens:
         message = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {common.min_tokens}."
         raise invalid_value(message, "min_tokens", common.min_tokens)
+    return max_tokens
+
+
+def sglang_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
+    """See `max_tokens_after`; by the rules of SGLang 0.5.23 (cassette `err_overlong`)."""
+    window = options.max_model_len
+    if prompt_length >= window:
+        message = f"The input ({prompt_length} tokens) is longer than the model's context length ({window} tokens)."
+        raise invalid_value(message)
+    if requested is not None and prompt_length + requested > window:
+        message = (
+            f"Requested token count exceeds the model's maximum context length of {window} tokens. You requested a "
+            f"total of {prompt_length + requested} tokens: {prompt_length} tokens from the input messages and "
+            f"{requested} tokens for the completion. Please reduce the number of tokens in the input messages or the "
+            "completion to fit within the limit."
+        )
+        raise invalid_value(message)
+    max_tokens = window - prompt_length if requested is None else requested
+    if max_tokens < 1:
+        raise invalid_value(f"max_new_tokens must be at least 1, got {max_tokens}.")
+    if common.min_tokens > max_tokens:
+        raise invalid_value(f"min_new_tokens must be in [0, max_new_tokens({max_tokens})], got {common.min_tokens}.")
     return max_tokens
 
 
@@ -211,7 +236,6 @@ def chat_prompt(
     options: Options,
     *,
     ids: Sequence[int] | None = None,
-    max_tokens_rule: MaxTokensRule = vllm_max_tokens,
 ) -> Prompt:
     """Return the prompt of a chat; `ids` replace the ids of the rendered text.
 
@@ -234,7 +258,7 @@ def chat_prompt(
     replies = Replies(chat, model, reasoning_open=is_open)
     function = replies.function
     generation = GenerationOptions(
-        max_tokens=max_tokens_rule(len(ids), requested, common, options),
+        max_tokens=max_tokens_after(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
         make_reply=None if function is None else partial(replies.call, function),
         ends_with_call=function is not None,
@@ -352,7 +376,6 @@ def text_prompts(
     common: CommonFields,
     model: Model,
     options: Options,
-    max_tokens_rule: MaxTokensRule = vllm_max_tokens,
 ) -> list[Prompt]:
     """Return the prompts of a completions request.
 
@@ -371,7 +394,7 @@ def text_prompts(
             text = model.tokenizer.decode(ids)
         if not ids:
             raise invalid_value("Either prompt or prompt_embeds must be provided and non-empty.")
-        max_tokens = max_tokens_rule(len(ids), requested, common, options)
+        max_tokens = max_tokens_after(len(ids), requested, common, options)
         prompts.append(Prompt(ids, GenerationOptions(max_tokens, completions.logprobs or 0), text))
     return prompts
 

@@ -7,11 +7,10 @@ from aiohttp.typedefs import Handler, Middleware
 
 from proxy.clock import Clock, SystemClock
 from proxy.simulator.engine import Engine, json_response
-from proxy.simulator.errors import RequestError
+from proxy.simulator.errors import RequestError, sglang_body
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Options
 from proxy.simulator.sglang import SglangRoutes
-from proxy.simulator.sglang_wire import error_body
 from proxy.simulator.vllm import VllmRoutes
 
 _MAX_BODY_BYTES: Final = 64 << 20
@@ -45,7 +44,7 @@ def _error_middleware(options: Options) -> Middleware:
         try:
             return await handler(request)
         except RequestError as error:
-            return json_response(error_body(error) if options.shape == "sglang" else error.body, error.status)
+            return json_response(sglang_body(error) if options.shape == "sglang" else error.body, error.status)
         except web.HTTPMethodNotAllowed as error:
             response = json_response({"detail": "Method Not Allowed"}, 405)
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))

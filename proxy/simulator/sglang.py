@@ -12,8 +12,11 @@ what is new. Logprobs of the prompt are the model's, without temperature; logpro
 With `max_new_tokens` 0, one token is sampled but not returned.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 from aiohttp import web
 
@@ -24,35 +27,143 @@ from proxy.simulator.engine import (
     JsonObject,
     Response,
     event,
+    experts_as_int32,
     gauge_response,
     json_response,
     read_body,
     route,
     usage,
 )
-from proxy.simulator.errors import RequestError
+from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.model import GenerationOptions, Model, Token
 from proxy.simulator.options import Options
 from proxy.simulator.parser import CallDelta
-from proxy.simulator.prompts import Prompt, chat_prompt, ids_to_return, text_prompts, with_fault
-from proxy.simulator.requests import CommonFields, CompletionsRequest, new_version, read_completions
-from proxy.simulator.sglang_wire import (
-    LogprobFormatter,
-    LogprobTuple,
+from proxy.simulator.prompts import Prompt, chat_prompt, ids_to_return, max_tokens_after, text_prompts, with_fault
+from proxy.simulator.requests import (
+    CommonFields,
+    CompletionsRequest,
     NativeRequest,
     SglangFields,
-    finish_reason,
-    full_usage,
-    matched_stop,
+    new_version,
+    read_completions,
     read_native,
     read_sglang_chat,
     read_sglang_common,
     read_sglang_fields,
-    request_error,
-    routed_experts,
-    sglang_max_tokens,
 )
+from proxy.simulator.sampler import TokenDistribution, UnigramTail, as_float32
 from proxy.simulator.template import prepare_for_sglang
+from proxy.simulator.tokenizer import Tokenizer
+
+LogprobTuple = list[Any]
+"""A logprob, the token's id, and its text or None: an entry of `output_token_logprobs`."""
+
+
+def full_usage(prompt_tokens: int, completion_tokens: int) -> JsonObject:
+    """Return the usage of chat, and of completions that are not streamed; reasoning tokens are not counted."""
+    details = {"prompt_tokens_details": None, "reasoning_tokens": 0, "completion_tokens_details": None}
+    return usage(prompt_tokens, completion_tokens, **details)
+
+
+def matched_stop(token: Token) -> int | str | None:
+    """Return `matched_stop`: the id or stop string that ended the choice; for the end of a turn, its id."""
+    if token.finish_reason != "stop":
+        return None
+    return token.id if token.stop_reason is None else token.stop_reason
+
+
+def tempered(distribution: TokenDistribution, temperature: float) -> Callable[[int], float]:
+    """Return the function that returns the logprob of a token after temperature: log_softmax(logits / temperature).
+
+    Temperatures 0 and 1 change nothing: logprobs of greedy batches are the model's own. A sampler that truncates the
+    vocabulary (top_k, top_p) changes nothing either (SGLang 0.5.23, `layers/sampler.py:208-331`).
+    """
+    if temperature in {0.0, 1.0}:
+        return distribution.logprob
+    log_sum = _log_sum(distribution, 1.0 / temperature)
+    return lambda token: as_float32(math.log(distribution.probability(token)) / temperature - log_sum)
+
+
+def _log_sum(distribution: TokenDistribution, power: float) -> float:
+    """Return the logarithm of the sum of all probabilities to this power.
+
+    The sum over the tail is cached, because it is the same after every prefix; the likely tokens correct it.
+    """
+    highest = math.log(max(distribution.likely.values()))
+    total = math.exp(_tail_log_sum(distribution.tail, power) - power * highest)
+    for token, probability in distribution.likely.items():
+        total += math.exp(power * (math.log(probability) - highest))
+        total -= math.exp(power * (math.log(distribution.tail.probabilities[token]) - highest))
+    return power * highest + math.log(total)
+
+
+@lru_cache(maxsize=64)
+def _tail_log_sum(tail: UnigramTail, power: float) -> float:
+    logs = [math.log(probability) for probability in tail.probabilities]
+    highest = max(logs)
+    return power * highest + math.log(math.fsum(math.exp(power * (log - highest)) for log in logs))
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobFormatter:
+    """Formats tokens and their logprobs: after temperature, each token by its own bytes."""
+
+    tokenizer: Tokenizer
+    temperature: float
+
+    def chat_entry(self, token: Token, alternatives: int) -> JsonObject:
+        """Return an entry of chat's `logprobs.content`."""
+        logprob = tempered(token.distribution, self.temperature)
+
+        def entry(i: int) -> JsonObject:
+            return {"token": self.text(i), "bytes": list(self.tokenizer.pieces[i]), "logprob": logprob(i)}
+
+        top = token.distribution.top(alternatives) if alternatives else []
+        return entry(token.id) | {"top_logprobs": [entry(i) for i in top]}
+
+    def sampled(self, token: Token, *, with_text: bool) -> LogprobTuple:
+        """Return the entry of the sampled token."""
+        return self._tuples(token, [token.id], with_text=with_text)[0]
+
+    def top(self, token: Token, alternatives: int, *, with_text: bool) -> list[LogprobTuple]:
+        """Return the entries of the most likely tokens at the position, most likely first."""
+        return self._tuples(token, token.distribution.top(alternatives), with_text=with_text)
+
+    def output(self, tokens: Sequence[Token], alternatives: int, *, with_text: bool) -> JsonObject:
+        """Return the keys of `meta_info` with the logprobs of the sampled tokens."""
+        keys: JsonObject = {"output_token_logprobs": [self.sampled(token, with_text=with_text) for token in tokens]}
+        if alternatives:
+            keys["output_top_logprobs"] = [self.top(token, alternatives, with_text=with_text) for token in tokens]
+        return keys | {"output_token_logprobs_length": len(tokens)}
+
+    def _tuples(self, token: Token, ids: Sequence[int], *, with_text: bool) -> list[LogprobTuple]:
+        logprob = tempered(token.distribution, self.temperature)
+        return [[logprob(i), i, self.text(i) if with_text else None] for i in ids]
+
+    def text(self, token: int) -> str:
+        """Return the text of a single token; bytes that are not valid UTF-8 become U+FFFD."""
+        return self.tokenizer.decode([token])
+
+
+def finish_reason(tokens: Sequence[Token]) -> JsonObject | None:
+    """Return the finish reason of the native API; a choice has no tokens if `max_new_tokens` is 0."""
+    if not tokens:
+        return {"type": "length", "length": 0}
+    last = tokens[-1]
+    if last.finish_reason == "stop":
+        return {"type": "stop", "matched": matched_stop(last)}
+    if last.finish_reason == "length":
+        return {"type": "length", "length": len(tokens)}
+    if last.finish_reason == "abort":
+        return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    return None
+
+
+def routed_experts(prompt: Sequence[int], sampled: Sequence[int], start: int = 0) -> str:
+    """Return `routed_experts` of one choice, from a token on. Raises RequestError if the prompt is shorter."""
+    if not 0 <= start <= len(prompt):
+        raise invalid_value(f"routed_experts_start_len={start} is not within the prompt of {len(prompt)} tokens.")
+    return experts_as_int32([*prompt, *sampled], start)
 
 
 class _Sglang(Response):
@@ -319,11 +430,11 @@ def _native_prompts(native: NativeRequest, common: CommonFields, model: Model, o
         ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         model.check_ids(ids)
         if not ids:
-            raise request_error("The prompt must not be empty.")
-        max_tokens = sglang_max_tokens(len(ids), max(common.max_tokens or 0, 1), common, options)
+            raise invalid_value("The prompt must not be empty.")
+        max_tokens = max_tokens_after(len(ids), max(common.max_tokens or 0, 1), common, options)
         prompts.append(Prompt(ids, GenerationOptions(max_tokens)))
     if not prompts:
-        raise request_error("The prompt must not be empty.")
+        raise invalid_value("The prompt must not be empty.")
     return prompts
 
 
@@ -441,7 +552,7 @@ class SglangRoutes(EngineRoutes):
         if fields.input_ids is not None:
             model.check_ids(fields.input_ids)
         ids = with_fault(fields.input_ids, options.faults)
-        prompt = chat_prompt(chat, common, model, options, ids=ids, max_tokens_rule=sglang_max_tokens)
+        prompt = chat_prompt(chat, common, model, options, ids=ids)
         response = _Chat(self._engine, common, [prompt], self._id(fields.rid), chat, fields)
         return await self._engine.respond(request, response)
 
@@ -451,7 +562,7 @@ class SglangRoutes(EngineRoutes):
         body = await read_body(request)
         fields = read_sglang_fields(body, request.headers, options)
         completions, common = read_completions(body), read_sglang_common(body, options)
-        prompts = text_prompts(completions, common, model, options, sglang_max_tokens)
+        prompts = text_prompts(completions, common, model, options)
         response = _Completions(self._engine, common, prompts, self._id(fields.rid), completions, fields)
         return await self._engine.respond(request, response)
 

@@ -36,9 +36,9 @@ from proxy.simulator.prompts import (
     Prompt,
     chat_prompt,
     ids_to_return,
+    max_tokens_after,
     reused_ids,
     text_prompts,
-    vllm_max_tokens,
     with_fault,
 )
 from proxy.simulator.requests import (
@@ -358,7 +358,7 @@ def _generate_prompt(fields: _GenerateFields, common: CommonFields, model: Model
         raise invalid_value("The prompt must not be empty.", "token_ids")
     model.check_ids(fields.token_ids)
     requested = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
-    max_tokens = vllm_max_tokens(len(fields.token_ids), requested, common, options)
+    max_tokens = max_tokens_after(len(fields.token_ids), requested, common, options)
     return Prompt(fields.token_ids, GenerationOptions(max_tokens, fields.logprobs or 0))
 
 

@@ -6,14 +6,14 @@ from tests.support.simulated import HELLO
 
 from proxy.simulator.errors import RequestError
 from proxy.simulator.options import Faults, Options
-from proxy.simulator.prompts import PLACEHOLDER, expanded, text_to_tokenize, vllm_max_tokens, with_placeholders
+from proxy.simulator.prompts import PLACEHOLDER, expanded, max_tokens_after, text_to_tokenize, with_placeholders
 from proxy.simulator.requests import CommonFields
 
 
 @pytest.mark.parametrize(("length", "requested", "max_tokens"), [(1, None, 99), (1, 5, 5), (99, 5, 1), (60, 100, 40)])
 def test_max_tokens_fits_into_the_context_window(length, requested, max_tokens):
     """A reply may have as many tokens as requested, up to the remaining tokens of the context window."""
-    assert max_tokens == vllm_max_tokens(length, requested, CommonFields(), Options(max_model_len=100))
+    assert max_tokens == max_tokens_after(length, requested, CommonFields(), Options(max_model_len=100))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_max_tokens_fits_into_the_context_window(length, requested, max_tokens):
 def test_a_request_that_does_not_fit_is_an_error(length, requested, min_tokens, param):
     """The error for a prompt or a length that does not fit into the context window names the field."""
     with pytest.raises(RequestError) as error:
-        vllm_max_tokens(length, requested, CommonFields(min_tokens=min_tokens), Options(max_model_len=100))
+        max_tokens_after(length, requested, CommonFields(min_tokens=min_tokens), Options(max_model_len=100))
 
     assert param == error.value.body["error"]["param"]
 
