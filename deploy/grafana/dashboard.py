@@ -156,8 +156,9 @@ CONTINUATION = Row("Continuation", [
           (f"{rate('continuations', 'reason', REFUSED)} > 0", "{{reason}}"), stacked=True),
     quantiles("Duration of continuations", "continuation_duration_seconds",
               "Time for the engine's renderings before the call is sent."),
-    graph("Rollouts in memory", "Memory for the rollouts of calls. Its limit is agents.rollout_cache_bytes.",
-          "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}"), width=24),
+    graph("Rollouts in memory", "For rollouts of calls, with the limit agents.rollout_cache_bytes, and for prepared calls.",
+          "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}"),
+          (gauge("plan_cache_bytes", "instance"), "prepared calls at {{instance}}"), width=24),
 ])  # fmt: skip
 
 STORE = Row("Store", [

@@ -206,21 +206,21 @@ class PreparedPlan:
 class PreparedPlans(dict[bytes, PreparedPlan]):
     """The prepared plans of the calls of an endpoint, by all that they depend on, of at most about `_MAX_BYTES`.
 
-    It is a dict, because each call reads it.
+    It is a dict, because each call reads it. `size`: their approximate memory in bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._size = 0
+        self.size = 0
 
     def keep(self, key: bytes, plan: PreparedPlan) -> None:
         """Keep a plan; all earlier plans are dropped if there is no room for it."""
         size = _BYTES_PER_PLAN + 3 * len(key)  # the plan refers to the values of the template
-        if self._size + size > _MAX_BYTES:
+        if self.size + size > _MAX_BYTES:
             self.clear()
-            self._size = 0
+            self.size = 0
         if size <= _MAX_BYTES:
-            self._size += size
+            self.size += size
             self[key] = plan
 
 

@@ -144,6 +144,9 @@ def _context_lifespan(
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )
+            context.metrics.plan_cache_bytes.set_function(
+                lambda: sum(endpoint.plans.size for endpoint in context.upstream.endpoints)
+            )
             context.metrics.waiting_calls.set_function(lambda: context.pacing.waiting)
             app[CONTEXT] = context
             app.on_shutdown.append(_begin_shutdown)

@@ -286,6 +286,7 @@ class Metrics:
     )
     in_flight_rollouts: Gauge = _metric("Rollouts with a call in flight, counted once per worker.")
     rollout_cache_bytes: Gauge = _metric("Memory for the rollouts of calls (agents.rollout_cache_bytes).")
+    plan_cache_bytes: Gauge = _metric("Memory for prepared calls; at most 8 MiB for each endpoint.")
     in_flight_bytes: Gauge = _metric("Bytes held by calls in flight.")
     in_flight_limit_bytes: Gauge = _metric(
         "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429."
