@@ -159,7 +159,6 @@ class Conversation:
         return next((number for number in numbers if _is_copy(message, self._replies[number][1])), None)
 
     def _choose(self, number: int) -> None:
-        """Replace the reply of the call before by another choice of that call."""
         if number:
             step, _ = self._remove().call or (None, None)
             assert step is not None
@@ -200,7 +199,6 @@ class Conversation:
             self._callers.setdefault(called["tool_call_id"], []).append(entry.step)
 
     def _remove(self) -> _Entry:
-        """Remove the last entry."""
         entry = self._entries.pop()
         if entry.call is not None:
             self._kept.discard(entry.call[0].step_id)
@@ -215,7 +213,6 @@ class Conversation:
         return entry
 
     def _abandon(self, at: int) -> None:
-        """Remove the entries of the messages from this index on."""
         while len(self._entries) > self._settled and self._entries[-1].message >= at:
             self._remove()
 
@@ -235,7 +232,6 @@ def _copy_key(message: Mapping[str, Any]) -> Hashable:
 
 
 def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
-    """Return the reply as an assistant message."""
     reply = answer.get("message") if is_chat else {"role": "assistant", "content": answer.get("text")}
     return reply if isinstance(reply, dict) else {"role": "assistant", "content": None}
 
@@ -251,7 +247,6 @@ def _observed(step: dict[str, Any], call_id: str) -> dict[str, Any]:
 
 
 def _message_step(message: Any) -> dict[str, Any]:
-    """Return the step of a message that was not sampled in this conversation."""
     if not isinstance(message, dict):
         return {"source": "user", "message": _text_of(message)}
     role, content = message.get("role"), content_of(message.get("content"))
@@ -288,7 +283,6 @@ def _sampled_step(step: Step, choice: Choice, said: Mapping[str, Any]) -> dict[s
 
 
 def _metrics(step: Step, choice: Choice) -> dict[str, Any]:
-    """Return the token ids and logprobs of a reply, and their counts."""
     prompt = step.prompts[choice.prompt].tolist()
     return {
         "prompt_tokens": len(prompt),
@@ -301,7 +295,6 @@ def _metrics(step: Step, choice: Choice) -> dict[str, Any]:
 
 
 def _said(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text, the reasoning and the tool calls of an assistant's message."""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     calls = message.get("tool_calls")
     said: dict[str, Any] = {"message": content_of(message.get("content"))}
@@ -378,7 +371,6 @@ def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return the text of a message without white space around it."""
     return text_of(message).strip()
 
 
@@ -491,7 +483,6 @@ def _trajectory_id(facts: RolloutFacts, told: _Told) -> str:
 
 
 def _document(facts: RolloutFacts, told: _Told) -> dict[str, Any]:
-    """Return the trajectory of a thread."""
     of_thread = facts.of_thread(told.name)
     steps = told.conversation.steps
     for step in steps:
@@ -524,7 +515,6 @@ def _document(facts: RolloutFacts, told: _Told) -> dict[str, Any]:
 
 
 def _agent(metadata: Mapping[str, Any], told: _Told) -> dict[str, Any]:
-    """Return the agent, with the tools of its last call."""
     name, version = metadata.get("agent_name"), metadata.get("agent_version")
     tools = told.calls[-1][0].body.get("tools") if told.calls else None
     agent = {

@@ -167,13 +167,11 @@ class _Batches(Writer):
         return len(self._rows) + 1 >= BATCH_ROWS or self._values + self._counted[1] >= BATCH_VALUES
 
     def flush(self) -> None:
-        """Write the collected rows."""
         if self._rows:
             self.write(_batch(self.arrow, self.schema, self.columns, self._rows))
         self._rows, self._values = [], 0
 
     def write(self, batch: Any) -> None:
-        """Write a batch."""
         raise NotImplementedError
 
 
@@ -235,13 +233,11 @@ def _type(arrow: Any, column: Column) -> Any:
 
 
 def _values(row: Any) -> int:
-    """Return roughly how many values the lists of a row have."""
     values = row.values() if isinstance(row, Mapping) else row
     return sum([_size(value) for value in values if isinstance(value, _SIZED)])
 
 
 def _size(values: Any) -> int:
-    """Return roughly how many values a list or an array has."""
     inner = isinstance(values, list) and values and isinstance(values[0], list)
     return sum(len(value) if isinstance(value, list) else 1 for value in values) if inner else len(values)
 
@@ -280,7 +276,6 @@ def _floats(arrow: Any, kind: Any, values: Sequence[Floats]) -> Any:
 
 
 def _lists(arrow: Any, kind: Any, values: Sequence[Any], numbers: Any) -> Any:
-    """Return the column of these lists; `numbers` are all their values."""
     ends = list(accumulate(map(len, values), initial=0))
     return arrow.ListArray.from_arrays(arrow.array(ends, arrow.int32()), numbers, type=kind)
 

@@ -63,7 +63,6 @@ def _status(row: Row, source: RowSource) -> str:
 
 
 def _versions(row: Row, source: RowSource) -> list[str]:
-    """Return the policy version of each sampled range; none if no version is known."""
     known = [span.policy_version for span in row.spans if span.policy_version is not None]
     if known and len(known) < len(row.spans):
         raise source.refuse("the policy version of every turn, or of none", "it for some turns only")

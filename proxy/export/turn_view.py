@@ -58,7 +58,6 @@ class _Chosen:
 
     @property
     def step_ids(self) -> tuple[str, ...]:
-        """The step, if any of it is trained."""
         prompt_len = len(self.step.prompts[self.choice.prompt]) if self.has_tokens else 0
         is_trained = self.has_tokens and (self.room is None or prompt_len < self.room)
         return (self.step.step_id,) if is_trained else ()

@@ -103,14 +103,12 @@ def _message(message: Any) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return the value without null fields, at any depth."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _advantage(step: Step, advantages: Any) -> float | None:
-    """Return the step's advantage if it is one number, else None."""
     value = advantages.get(step.step_id) if isinstance(advantages, Mapping) else advantages
     return float(value) if isinstance(value, int | float) else None
 

@@ -136,7 +136,6 @@ def _shifted_likely(row: Row, scores: Scores) -> tuple[list[list[int]], list[lis
 
 
 def _padding(row: Row, source: RowSource) -> tuple[int, int]:
-    """Return the padding of a row, on the left and on the right."""
     lengths = {
         "prompt_length": (source.fill.prompt_length, row.prompt_len),
         "response_length": (source.fill.response_length, len(row.token_ids) - row.prompt_len),
@@ -161,7 +160,6 @@ def _messages(row: Row, source: RowSource) -> int:
 
 
 def _versions(row: Row, source: RowSource) -> dict[str, int]:
-    """Return the oldest and the newest policy version; nothing if none is known."""
     if all(span.policy_version is None for span in row.spans):
         return {}
     versions = policy_versions_from(row, source)

@@ -314,7 +314,6 @@ class _GenerateChoice:
         self._content: list[Any] | None = None
 
     def feed(self, choice: Json, problems: set[str]) -> None:
-        """Add a chunk's part of this choice."""
         for key, value in choice.items():
             if value is None:
                 self.fields.setdefault(key, None)
@@ -332,11 +331,9 @@ class _GenerateChoice:
 
     @property
     def size(self) -> int:
-        """The number of its ids."""
         return len(self._lists.get("token_ids", ()))
 
     def finish(self) -> Json:
-        """Return the choice so far."""
         texts = {"text": "".join(self._texts)} if "text" in self.fields else {}
         logprobs = None if self._content is None else {"content": self._content}
         return {**self.fields, **self._lists, **texts, "logprobs": logprobs}

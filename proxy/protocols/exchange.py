@@ -265,7 +265,6 @@ def _are_bad_experts(packed: Packed, choice: Choice, start: Any) -> bool:
 
 
 def _with_images(images: Mapping[str, Any], packed: Packed, problems: set[str]) -> Packed:
-    """Return the tokens with the note of the images' placeholder; add the problems of the prompt."""
     token, found = aligned(images["ids"], images["candidates"], packed.prompts)
     problems.update(found)
     return replace(packed, notes={**packed.notes, IMAGES: {"ids": images["ids"], "token": token}})
@@ -375,7 +374,6 @@ def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]])
 
 
 def _listed(prompt: Sequence[int]) -> list[int]:
-    """Return a prompt as a list; a list is not copied."""
     if isinstance(prompt, list):
         return prompt
     return prompt.tolist() if isinstance(prompt, array) else list(prompt)
@@ -495,7 +493,6 @@ def check_messages(dialect: DialectName, response: Json) -> set[str]:
 
 
 def _is_sound(message: Json) -> bool:
-    """Return whether the texts and the tool calls of a message have the expected types."""
     for name in _TEXTS:
         if type(message.get(name)) not in _TEXT_OR_NONE:
             return False

@@ -301,7 +301,6 @@ def prepare(
 
 
 def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions, *, must_replay: bool) -> Framing:
-    """Return how the call is sent upstream."""
     if must_replay:
         options = replace(options, streaming="replay")
     framing = engine.framing(dialect.name, body, options)

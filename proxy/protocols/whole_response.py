@@ -224,7 +224,6 @@ def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tu
 
 
 def _choice(shape: StreamShape, whole: Json, delta: Json, *, early: bool) -> Json:
-    """Return a choice of an event with this delta."""
     silent: Json = {"logprobs": None} if shape.null_logprobs else {}
     # vLLM has stop_reason in its last event only; SGLang has matched_stop in each.
     waiting = {} if shape.early else dict.fromkeys(shape.choice)

@@ -164,7 +164,6 @@ def _from_base64(text: str) -> bytes | None:
 
 
 def _swapped(values: "Prompt | Logprobs") -> bytes:
-    """Return the numbers as bytes in the other byte order."""
     turned = values[:]
     turned.byteswap()
     return turned.tobytes()

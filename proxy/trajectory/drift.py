@@ -264,7 +264,6 @@ class _Memory:
         return ({self._tree.same(apart): apart}, "edited") if apart is not None else ({}, None)
 
     def add(self, messages: list[Any], replies: Sequence[tuple[Any, Node]]) -> None:
-        """Store the messages of a step, and the replies to them."""
         chain = self._digests.chain(messages)
         if not chain:
             return

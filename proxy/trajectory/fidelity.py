@@ -162,7 +162,6 @@ def _check_prompts(evidence: Evidence, found: set[str]) -> None:
 
 
 def _check_choice(choice: Choice, evidence: Evidence, found: set[str]) -> None:
-    """Add the problems of one choice, apart from the others."""
     count, reason = len(choice.ids), choice.finish_reason
     if not 0 <= choice.prompt < len(evidence.prompts):
         found.add("no_prompt_ids")
@@ -194,7 +193,6 @@ def _check_logprobs(logprobs: Logprobs, found: set[str]) -> None:
 
 
 def _check_counts(evidence: Evidence, found: set[str]) -> None:
-    """Add what the engine's counts contradict."""
     sampled, counted = _sampled(evidence), _counted(evidence, "completion_tokens")
     if evidence.counts_tokens:
         if counted is not None and counted != sampled:

@@ -152,7 +152,6 @@ def distinct(step: Step, prompt: Prompt) -> tuple[str, Prompt]:
 
 
 def _ranges(step: Step, ids: Ids) -> list[tuple[int, int]] | None:
-    """Return the range of each image's placeholder; None if they are unknown."""
     found = step.extra.get(IMAGES)
     token = found.get("token") if isinstance(found, Mapping) else None
     if type(token) is not int:

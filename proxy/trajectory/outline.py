@@ -111,7 +111,6 @@ def _conversation(node: Node) -> list[Any]:
 
 
 def _text(messages: Sequence[Any], at: int) -> str | None:
-    """Return the beginning of a message; None if there is none."""
     if at >= len(messages):
         return None
     message = messages[at]

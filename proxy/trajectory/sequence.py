@@ -344,7 +344,6 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
 
 
 def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) -> str | None:
-    """Return why a choice cannot be exported; None if it can."""
     codes = ",".join(step.problems)
     if not 0 <= choice.prompt < len(step.prompts):
         return codes or "the engine returned no prompt ids"
@@ -383,7 +382,6 @@ def _fit(branch: Branch, options: Options) -> Branch | None:
 
 
 def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> list[Skipped]:
-    """Return the nodes that no row trains, and why."""
     trained = {position for branch in branches for position in branch.owned}
     reached = {node.position for branch in wanted for node in branch.path}
     dropped, overlong = dict[tuple[str, str], int](), f"longer than max_len={options.max_len}"

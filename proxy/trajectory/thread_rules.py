@@ -144,7 +144,6 @@ class Preset:
 
 
 def _by(kind: ThreadKind, system: Iterable[str], user: Iterable[str]) -> tuple[ThreadRule, ...]:
-    """Return a rule for each pattern of the system prompt or of the last user message."""
     return (*(ThreadRule(kind, system=each) for each in system), *(ThreadRule(kind, user=each) for each in user))
 
 

@@ -211,11 +211,9 @@ class _Headers(Getter[CIMultiDictProxy[str]]):
     """Reads the headers of a request."""
 
     def get(self, carrier: CIMultiDictProxy[str], key: str) -> list[str] | None:
-        """Return the values of a header."""
         return carrier.getall(key, None)
 
     def keys(self, carrier: CIMultiDictProxy[str]) -> list[str]:
-        """Return the names of the headers."""
         return list(carrier)
 
 
@@ -227,7 +225,6 @@ def _ns(seconds: float) -> int:
 
 
 def _time(call: Call, stamp: float | None) -> float:
-    """Return a monotonic time in Unix seconds."""
     return call.received if stamp is None else call.received + (stamp - call.started)
 
 
@@ -242,7 +239,6 @@ def _server_attributes(call: Call) -> dict[str, Any]:
 
 
 def _engine_attributes(call: Call) -> dict[str, Any]:
-    """Return the attributes of a request by the conventions of HTTP clients."""
     resent = {"http.request.resend_count": len(call.failed)} if call.failed else {}
     url = call.endpoint.settings.url + call.plan.endpoint
     return {

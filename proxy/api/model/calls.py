@@ -194,7 +194,6 @@ async def _send(call: Call, attempt: Attempt) -> web.StreamResponse:
 
 
 def _agent(name: str) -> str:
-    """Return the name of an agent if it is valid. Raises BadRequest."""
     if not AGENT_NAME.fullmatch(name):
         raise BadRequest(
             f"{AGENT_HEADER} must have 1 to 64 letters, digits, '.', '_' and '-', and begin with a letter or digit.",
@@ -248,7 +247,6 @@ async def _plan(call: Call) -> None:
 
 
 async def _endpoints(call: Call) -> Sequence[Endpoint]:
-    """Return the endpoints that serve the model of a call. Raises NotFound."""
     upstream = call.context.upstream
     if not upstream.routes_by_model:
         return upstream.endpoints

@@ -76,7 +76,6 @@ async def _count_tokens(request: web.Request, context: Context, target: Target) 
 
 
 async def _show_models(request: web.Request, context: Context, name: str) -> web.Response:
-    """Return the engine's models and their aliases, or one of them. Raises NotFound."""
     headers = list(request.headers.items())
     endpoints = least_loaded(context.upstream.endpoints, _MODELS)
     async with context.upstream.send_to_any(endpoints, "GET", _MODELS, headers=headers, body=None) as answer:

@@ -239,7 +239,6 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
 
 
 def _reshaped(call: Call, outcome: Outcome) -> Outcome:
-    """Return the end of the call as its client reads it."""
     adapter = None if call.adapter is None else adapter_of(call.adapter, outcome.step)
     return outcome if adapter is None else adapter.reshape(outcome)
 
@@ -377,7 +376,6 @@ async def _sent(call: Call) -> HttpResponse:
 
 
 def _note_failed(call: Call, fault: EngineError) -> None:
-    """Note for the step which endpoint failed, and count the failover."""
     label = call.endpoint.label
     call.are_ids_refused, call.exchange = False, None
     call.context.memory_limit.release(call)

@@ -44,7 +44,6 @@ async def forward(request: web.Request, context: Context, path: str, body: bytes
 
 
 async def _stream_response(request: web.Request, answer: HttpResponse) -> web.StreamResponse:
-    """Stream the engine's response to the client, unchanged."""
     response = web.StreamResponse(status=answer.status, headers=downstream(answer.headers.items()))
     request[RESPONSE_STARTED] = True
     await response.prepare(request)
@@ -143,7 +142,6 @@ def names_a_model(segments: str) -> bool:
 
 
 def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the engine's models, then an entry for each alias of one of them."""
     yield from served
     known = {model["id"]: model for model in served}
     for alias, name in aliases.items():

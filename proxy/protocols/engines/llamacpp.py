@@ -203,7 +203,6 @@ def _sampled(choice: Json, verbose: Json) -> Sampled:
 
 
 def _disagree(choice: Json, sampled: Sampled) -> bool:
-    """Return whether there are as many entries as ids, but for other ids."""
     entries = (choice.get("logprobs") or {}).get("content") or ()
     ids = sampled.ids or []
     return len(entries) == len(ids) and any(entry["id"] != token for entry, token in zip(entries, ids, strict=True))

@@ -119,7 +119,6 @@ class TokensInCall(CallAdapter):
         return sample_count(self.body)
 
     def _is_whole(self, choice: Choice) -> bool:
-        """Return whether the choice has ids, and their logprobs if they are requested."""
         if not choice.ids:
             return self.body.get("max_tokens") == 0
         return not self.returns_logprobs or (
@@ -179,7 +178,6 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _options: Translation
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    """Raise UnprocessableRequest for what cannot be translated in either shape."""
     if is_on(body.get("stream")):
         raise UnprocessableRequest("/generate supports streams with SGLang only; remove `stream`.", param="stream")
     if is_on(body.get("echo")):
@@ -230,7 +228,6 @@ def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
 
 
 def _ids(value: Any, name: str) -> list[int]:
-    """Return the ids of one prompt. Raises UnprocessableRequest."""
     if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
         raise UnprocessableRequest(
             f"{name} must be a list with the token ids of one prompt.", param=name.partition(".")[0]

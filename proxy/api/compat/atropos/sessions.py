@@ -242,7 +242,6 @@ def error_body(status: int, message: str) -> bytes:
 
 
 def _message(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with its role and content, and its other fields unless they are empty."""
     message = choice.get("message") or {}
     more = {name: value for name, value in message.items() if name not in {"role", "content"} and value}
     return {"role": message.get("role") or "assistant", "content": message.get("content"), **more}
@@ -474,7 +473,6 @@ async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
 
 
 async def _session_from(request: web.Request) -> Rollout:
-    """Return the session that the path names. Raises NotFound."""
     name = request.match_info["uuid"]
     stored = await request.app[CONTEXT].store.get(name) if is_session_id(name) else None
     rollout = None if stored is None else read_rollout(stored)
@@ -537,8 +535,6 @@ async def _fetch_json(context: Context, endpoint: Endpoint, method: str, path: s
 
 
 def _with_errors(handler: Handler) -> Handler:
-    """Return the handler with errors in the format of Atropos' proxy."""
-
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)

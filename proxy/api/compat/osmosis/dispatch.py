@@ -143,7 +143,6 @@ async def _keep_claim(context: Context, rollout: Rollout, claim: RolloutResult) 
 
 
 def _deciding(rollout: Rollout) -> dict[str, bytes | None]:
-    """Return the stored fields that decide what a result changes."""
     return {name: rollout.origin.fields.get(name) for name in ("status", "reward", "metadata", "result")}
 
 
@@ -231,7 +230,6 @@ class RolloutServers:
 
 
 async def _received(name: str, response: aiohttp.ClientResponse) -> bytes:
-    """Return the body. Raises ServerFault if it is too large."""
     received = bytearray()
     async for read in response.content.iter_any():
         received += read
@@ -291,7 +289,6 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
 
 
 def _rollout_request(dispatch: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
-    """Return the RolloutRequest with the field names of its protocol."""
     fields = dispatch.model_dump(exclude=_NOT_FORWARDED, exclude_none=True)
     params = fields.pop("sampling_params", None) or fields.pop("completion_params", None) or {}
     name = "sampling_params" if dispatch.protocol == "sync" else "completion_params"
