@@ -16,7 +16,7 @@ from proxy.api.http import json_response
 from proxy.api.requests import Route, parameters, route
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
-from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM
+from proxy.protocols.dialects.gemini import GENERATE, STREAM
 
 _REF: Final = "#/components/schemas/{model}"
 _PREFIXES: Final = ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")

@@ -172,6 +172,7 @@ class _Batches(Writer):
         self._rows, self._values = [], 0
 
     def write(self, batch: Any) -> None:
+        """Write a batch."""
         raise NotImplementedError
 
 

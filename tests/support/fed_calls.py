@@ -19,9 +19,8 @@ from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.dialects.base import ResolvedReferences
-from proxy.protocols.dialects.gemini import GEMINI
+from proxy.protocols.dialects.gemini import GEMINI, STREAM, Target, alt_from, bound_fields, is_gemini, read_target
 from proxy.protocols.dialects.gemini.contents import sign
-from proxy.protocols.dialects.gemini.paths import STREAM, Target, alt_from, bound_fields, is_gemini, read_target
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses.history import resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of

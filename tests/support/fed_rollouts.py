@@ -17,13 +17,12 @@ from proxy.export.containers import CONTAINERS
 from proxy.rollouts.archive.rows import put_together, take_apart
 from proxy.trajectory.advantages import SoftPenalty, episodes, returns
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
-from proxy.trajectory.codec import decode, encode
+from proxy.trajectory.codec import decode, encode, read_head
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.endings import Endings
 from proxy.trajectory.images import IMAGES, aligned, names_in
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.outline import find_forks, outline
-from proxy.trajectory.record_head import read_head
 from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
 from proxy.trajectory.shared_ids import Link, SharedIds

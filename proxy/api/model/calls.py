@@ -21,23 +21,24 @@ from proxy.api.memory_limit import check_connection
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
-from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
 from proxy.api.model.unrecorded import forward, is_probe
 from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
+from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.json_weight import LONG_TEXT, LongText, fresh_bytes, read_long
 from proxy.protocols.plan import edit
 from proxy.protocols.sampling import engine_model
+from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_rules import AGENT_NAME
-from proxy.upstream import Endpoint, least_loaded, ranked
+from proxy.upstream import Endpoint, choose, least_loaded, ranked
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.context_window import expected_options
 from proxy.upstream.http_client import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
@@ -265,3 +266,63 @@ def model_of(call: Call, rollout: Rollout) -> str | None:
     if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
         body = adapter.native(models, None)
     return engine_model(body, models, rollout.sampling.over(call.context.sampling))
+
+
+TOKENS: Final = "X-Reply-Tokens"
+IDS: Final = "X-Reply-Ids"
+_KNOWN: Final = {TOKENS: "pieces", IDS: "choices"}
+_RETURNS_ALL: Final = tuple(kind for kind, engine in ENGINES.items() if engine.returns_prompt_ids)
+
+
+async def read_token_annotations(
+    context: Context,
+    endpoints: Sequence[Endpoint],
+    rollout: Rollout,
+    headers: Mapping[str, str],
+    dialect: Dialect,
+    body: Mapping[str, Any],
+) -> TokenAnnotations | None:
+    """Return the token annotations that a call requests, None for none. `endpoints` are those that serve its model.
+
+    Raises UnprocessableRequest if a value is unknown, or the engine or its tokenizer cannot provide the annotations.
+    """
+    tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
+    ids = headers.get(IDS) or rollout.reply.get("ids")
+    if tokens is None and ids is None:
+        return None
+    for header, value in ((TOKENS, tokens), (IDS, ids)):
+        if value not in (None, _KNOWN[header]):
+            raise UnprocessableRequest(
+                f"Invalid {header} {value!r}; the only valid value is {_KNOWN[header]!r}.", param=header
+            )
+    endpoint = choose(endpoints, rollout.rollout_id)
+    fault = await context.upstream.ensure_detected(endpoint)
+    if fault is None and endpoint.kind not in _RETURNS_ALL:
+        raise UnprocessableRequest(
+            f"{TOKENS} and {IDS} require an engine that returns all token ids "
+            f"({' or '.join(_RETURNS_ALL)}); {endpoint.settings.public_label} is {endpoint.kind}.",
+            param=IDS if tokens is None else TOKENS,
+        )
+    if tokens is None:
+        return TokenAnnotations(ids=True)
+    _check_pieces(endpoint, dialect, body)
+    tokenizer = await context.tokenizers.get(endpoint.label)
+    if tokenizer is None:
+        raise UnprocessableRequest(
+            f"{TOKENS} requires a tokenizer for {endpoint.settings.public_label}: set "
+            "engines.endpoints[].tokenizer, and install transformers.",
+            param=TOKENS,
+        )
+    return TokenAnnotations(tokenizer.pieces, ids=ids is not None)
+
+
+def _check_pieces(endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any]) -> None:
+    if dialect.name != "chat":
+        raise UnprocessableRequest(
+            f"{TOKENS} is supported for /v1/chat/completions only, not for {dialect.name}.", param=TOKENS
+        )
+    if not endpoint.engine.names_alternatives and body.get("top_logprobs"):
+        raise UnprocessableRequest(
+            f"{TOKENS} with top_logprobs requires vLLM; SGLang returns alternatives as text only.",
+            param="top_logprobs",
+        )

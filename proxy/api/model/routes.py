@@ -11,20 +11,29 @@ from typing import Final, TypeAlias
 from aiohttp import web
 
 from proxy.api.auth import check_minted, google_key, identify
-from proxy.api.body import read_bytes
-from proxy.api.context import CONTEXT
+from proxy.api.body import read_body, read_bytes
+from proxy.api.context import CONTEXT, Context
 from proxy.api.health import show_health
-from proxy.api.http import ERROR_DIALECT, CallRoute
+from proxy.api.http import ERROR_DIALECT, CallRoute, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
-from proxy.api.model.gemini import answer_gemini
 from proxy.api.model.references import STORED, answer_stored
-from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
+from proxy.api.model.unrecorded import (
+    COUNT,
+    count_tokens,
+    find_model,
+    forward,
+    models_and_aliases,
+    show_models,
+    tokens_of,
+    unknown_path,
+)
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadRequest, NotFound, UpgradeRequired
-from proxy.protocols.dialects.gemini import GEMINI
-from proxy.protocols.dialects.gemini.paths import is_gemini
+from proxy.protocols.dialects import gemini
 from proxy.protocols.translated_call import error_dialect_for
+from proxy.upstream import least_loaded
+from proxy.upstream.client import body_of, json_of
 
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
 
@@ -44,9 +53,7 @@ async def _show_health(call: ModelRequest) -> web.StreamResponse:
 
 MODEL_ROUTES: Final[Mapping[str, ModelRoute]] = {
     COUNT: ModelRoute("POST", count_tokens),
-    "/health": ModelRoute(
-        "GET", _show_health
-    ),  # below a rollout's base URL: Atropos' VLLMServer requests it once a second
+    "/health": ModelRoute("GET", _show_health),  # of a rollout: Atropos' VLLMServer requests it once a second
     "/v1/models": ModelRoute("GET", show_models),
 }
 _ROLLOUTS: Final = ("/rollouts/", "/sessions/")  # before the id of a rollout
@@ -67,8 +74,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     raw_path, _, _ = request.raw_path.partition("?")
     endpoint, segment = parse_path(raw_path)
     calls, route = call_routes.get(endpoint), None
-    if calls is None and is_gemini(endpoint, request.headers):
-        return await answer_gemini(request, context, endpoint, segment, call_routes)
+    if calls is None and gemini.is_gemini(endpoint, request.headers):
+        return await _answer_gemini(request, context, endpoint, segment, call_routes)
     errors = calls.errors if calls is not None else error_dialect_for(endpoint, request.headers)
     if errors is not None:
         request[ERROR_DIALECT] = errors
@@ -78,7 +85,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
         request,
         context,
         takes_control_keys=route is not None and route.takes_control_keys,
-        other_key=google_key(request) if errors is GEMINI else None,
+        other_key=google_key(request) if errors is gemini.GEMINI else None,
     )
     rollout_id = None if segment is None else id_from_path(segment)
     if caller.minted is not None:
@@ -116,3 +123,48 @@ def _other_method(request: web.Request, endpoint: str) -> BadRequest:
     if request.headers.get("Upgrade", "").lower() == "websocket":
         return UpgradeRequired(f"{endpoint} has no WebSocket; use POST.")
     return NotFound(f"{request.method} {endpoint} is not supported; use POST.")
+
+
+async def _answer_gemini(
+    request: web.Request, context: Context, path: str, segment: str | None, calls: Mapping[str, CallRoute]
+) -> web.StreamResponse:
+    """Handle a request of the Gemini API; `segment` of its path names the rollout. Raises ProxyError."""
+    target, alt = gemini.read_target(path, request.method), gemini.alt_from(request.query)
+    is_array = target is not None and target.method == gemini.STREAM and alt != "sse"
+    request[ERROR_DIALECT] = gemini.GEMINI_ARRAY if is_array else gemini.GEMINI
+    caller = await identify(request, context, other_key=google_key(request))
+    rollout_id = None if segment is None else id_from_path(segment)
+    check_minted(caller.minted, rollout_id)
+    if path in context.settings.engines.passthrough:
+        return await forward(request, context, path, await read_bytes(request))
+    if target is None:
+        raise unknown_path(request.method, path)
+    if request.method == "GET":
+        return await _show_gemini_models(request, context, target.model)
+    if request.method != "POST" or target.method not in gemini.METHODS:
+        raise unknown_path(request.method, path)
+    gemini.check_alt(alt, target.method)
+    if target.method == gemini.COUNT:
+        text = await read_bytes(request)
+        tokens = await tokens_of(
+            context, gemini.GENERATE, lambda: gemini.body_to_count(read_body(text), target), body_bytes=len(text)
+        )
+        return json_response({"totalTokens": tokens})
+    endpoint = gemini.STREAM_ARRAY if is_array else target.method
+    call = ModelRequest(request, context, endpoint, rollout_id, caller, gemini.bound_fields(target, alt))
+    return await handle_call(call, calls[endpoint])
+
+
+async def _show_gemini_models(request: web.Request, context: Context, name: str) -> web.Response:
+    headers = list(request.headers.items())
+    endpoints = least_loaded(context.upstream.endpoints, "/v1/models")
+    async with context.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
+        if answer.status != 200:
+            text = (await body_of(answer)).decode("utf-8", "replace")
+            body = gemini.GEMINI.engine_error(answer.status, text)
+            return web.Response(status=answer.status, body=body, content_type="application/json")
+        models = await json_of(answer)
+    listed = await models_and_aliases(context, headers, models)
+    if not name:
+        return json_response(gemini.GEMINI.models(listed))
+    return json_response(gemini.GEMINI.model(find_model(listed, name, context.settings.models)))

@@ -18,7 +18,7 @@ from proxy.config.sections import ProbeSettings
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.dialects.gemini.paths import is_gemini
+from proxy.protocols.dialects.gemini import is_gemini
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, error_dialect_for, read_translated_call
 from proxy.upstream import Endpoint, least_loaded

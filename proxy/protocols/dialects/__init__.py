@@ -1,8 +1,7 @@
 """The supported client protocols, one module or package each: what a client requests, and the format of its errors."""
 
 from proxy.protocols.dialects.base import Dialect, Translator
-from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
-from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM, STREAM_ARRAY
+from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY, GENERATE, STREAM, STREAM_ARRAY
 from proxy.protocols.dialects.generate import Generate, SglangGenerate
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.openai import Chat, Completions

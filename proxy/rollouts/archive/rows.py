@@ -19,6 +19,7 @@ from proxy.rollouts.stored_fields import Milliseconds
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import ROOT, BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import (
+    LATEST_S,
     Record,
     UnreadableRecord,
     join_payload,
@@ -29,7 +30,6 @@ from proxy.trajectory.codec import (
     write_chains,
 )
 from proxy.trajectory.images import IMAGES, block_of, names_from
-from proxy.trajectory.record_head import LATEST_S
 from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import DEFAULT_POLICY, Prompt
 from storage.types import StoredEntity

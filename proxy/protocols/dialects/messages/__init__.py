@@ -1,11 +1,4 @@
-"""Anthropic's Messages API, translated to chat.
-
-    request     a request, read as a chat call, and its tools
-    messages    its conversation, as chat messages
-    renderer    a response, whole or streamed, and errors
-
-docs/dialects.md lists what neither side can represent.
-"""
+"""Anthropic's Messages API, translated to chat."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,11 +8,8 @@ import orjson
 
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import CallIdentity, DialectName, Json, References, Translator, engine_message
-from proxy.protocols.dialects.messages.messages import tool_call_ids
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer, error_object
-from proxy.protocols.dialects.messages.request import read
-
-__all__ = ["MESSAGES", "Messages"]
+from proxy.protocols.dialects.messages.request import read, tool_call_ids
 
 # By status, each of Anthropic's API.
 _TYPES: Final = {

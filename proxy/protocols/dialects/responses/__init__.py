@@ -1,11 +1,4 @@
-"""OpenAI's Responses API, translated to chat.
-
-    request      a request, read as a chat call        renderer  a response, as events or whole
-    input_items  input items, as chat messages         item_ids  ids of responses and items
-    tools        tools and tool choices                history   previous responses and items
-
-docs/exactness.md lists what it cannot represent.
-"""
+"""OpenAI's Responses API, translated to chat."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,9 +7,8 @@ import orjson
 
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import CallIdentity, DialectName, References, Translator, openai_error
-from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
-from proxy.protocols.dialects.responses.request import read
+from proxy.protocols.dialects.responses.request import call_ids_from, item_ids_from, read
 from proxy.protocols.lenient_json import NotJson, read_json
 
 # OpenAI's own; another status is an invalid request below 500, else a server error.

@@ -18,8 +18,7 @@ import orjson
 from proxy.protocols.dialects.base import CallIdentity, Json, ResponseRenderer
 from proxy.protocols.dialects.chat_format import TEXT, HeldPieces, Piece, event, read_usage, reasoning_of
 from proxy.protocols.dialects.responses import item_ids as names
-from proxy.protocols.dialects.responses.input_items import seal
-from proxy.protocols.dialects.responses.request import ENCRYPTED, LOGPROBS, included
+from proxy.protocols.dialects.responses.request import ENCRYPTED, LOGPROBS, included, seal
 from proxy.protocols.dialects.responses.tools import FreeformReader, Tool, read_tools
 from proxy.protocols.sse import EVENT_STREAM
 

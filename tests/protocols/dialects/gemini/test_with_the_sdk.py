@@ -12,8 +12,7 @@ from tests.support.anthropic_events import atoms, chunks_of, response_of
 from proxy import errors
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.gemini import GEMINI
-from proxy.protocols.dialects.gemini.paths import alt_from, bound_fields, read_target
+from proxy.protocols.dialects.gemini import GEMINI, alt_from, bound_fields, read_target
 from proxy.protocols.dialects.tool_arguments import call_ids
 
 CALLS = [

@@ -18,8 +18,8 @@ from tests.support.responses_drawn import (
 
 from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.input_items import unseal
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
+from proxy.protocols.dialects.responses.request import unseal
 
 DELTA = {
     "output_text": "text",

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.messages import blocks_from, chat_content, parts_from, tool_result_messages
+from proxy.protocols.dialects.messages.request import blocks_from, chat_content, parts_from, tool_result_messages
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}

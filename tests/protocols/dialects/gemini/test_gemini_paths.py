@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.gemini.paths import (
+from proxy.protocols.dialects.gemini import (
     COUNT,
     GENERATE,
     STREAM,

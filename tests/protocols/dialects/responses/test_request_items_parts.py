@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.responses.input_items import read_assistant_content, read_content
+from proxy.protocols.dialects.responses.request import read_assistant_content, read_content
 
 URL = "data:text/plain;base64,w6k="
 

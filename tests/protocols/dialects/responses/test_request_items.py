@@ -5,7 +5,7 @@ from tests.support.responses_drawn import IDENTITY
 
 from proxy.errors import BadRequest, InvalidValue
 from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from, read_items
+from proxy.protocols.dialects.responses.request import call_ids_from, item_ids_from, read_items
 
 OTHER = IDENTITY.step_id[:-1] + "W"
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.responses.input_items import reasoning_from, seal, unseal
+from proxy.protocols.dialects.responses.request import reasoning_from, seal, unseal
 
 
 @given(reasoning=st.text())

@@ -13,8 +13,7 @@ from tests.support.any_json import JSON
 from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.arrays import pack_experts, pack_mask
-from proxy.trajectory.codec import encode
-from proxy.trajectory.record_head import read_head
+from proxy.trajectory.codec import encode, read_head
 from proxy.trajectory.step import Span
 
 

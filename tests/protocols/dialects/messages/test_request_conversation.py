@@ -4,7 +4,7 @@ import pytest
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions
-from proxy.protocols.dialects.messages.messages import read_conversation, tool_call_ids
+from proxy.protocols.dialects.messages.request import read_conversation, tool_call_ids
 
 
 def text(value, **extra):
