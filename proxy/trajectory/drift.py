@@ -164,12 +164,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """An explained boundary.
-
-    `texts` is `ok` if both texts are known, else the reason: neither a tokenizer nor the engine has them (`unavailable`), the
-    time limit passed (`timeout`), too many boundaries came before (`over_limit`), or they were not requested. The kind is
-    `unexplained` if it depends on missing texts.
-    """
+    """An explained boundary. The kind is `unexplained` if it depends on missing texts."""
 
     step_id: str
     earlier_step_id: str
@@ -180,6 +175,8 @@ class Drift:
     found_ids: tuple[int, ...]
     expected_text: str | None = None
     found_text: str | None = None
+    # `ok` if both texts are known, else the reason: neither a tokenizer nor the engine has them (`unavailable`), the time
+    # limit passed (`timeout`), too many boundaries came before (`over_limit`), or they were not requested.
     texts: Texts = "unavailable"
     kind: Kind = "unexplained"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.conversations import Digests, thinks
+from proxy.trajectory.conversations import Digests, role_of, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, window_at
 from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
 
@@ -93,11 +93,8 @@ def _window(known: Sequence[_Ending], messages: list[Any], step: Step) -> Window
 def _follows(newest: _Ending, messages: list[Any], prompt: Prompt) -> bool:
     """Return whether a prompt continues the ids of the newest ending, and its messages have no later reply."""
     later = messages[newest.position + 1 :]
-    return prompt[newest.offset : newest.end] == newest.ids and not any(map(_is_reply, later))
-
-
-def _is_reply(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "assistant"
+    has_reply = any(role_of(message) == "assistant" for message in later)
+    return prompt[newest.offset : newest.end] == newest.ids and not has_reply
 
 
 def _continued(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:

@@ -68,24 +68,18 @@ LOGPROB_CLAMP: Final = -9999.0  # vLLM 0.32 returns it instead of lower and miss
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The input of the checks.
-
-    `usage`: the engine's token counts. `asked`: the number of requested choices over all prompts, if known. `ended`:
-    the terminal event, or the whole body, arrived. `wants_logprobs`: false if none were requested, so that none are
-    missed. `max_tokens`: the maximum of sampled ids of a choice.
-    `counts_tokens`: false if usage cannot be compared with ids. `special`: codes that were found elsewhere.
-    """
+    """The input of the checks."""
 
     prompts: tuple[Ids, ...]
     choices: tuple[Choice, ...]
-    usage: Mapping[str, Any] | None
-    asked: int | None
-    ended: bool
+    usage: Mapping[str, Any] | None  # the engine's token counts
+    asked: int | None  # the number of requested choices over all prompts, if known
+    ended: bool  # the terminal event, or the whole body, arrived
     status: Status
-    wants_logprobs: bool = True
-    max_tokens: int | None = None
-    counts_tokens: bool = True
-    special: Collection[str] = ()
+    wants_logprobs: bool = True  # false if none were requested, so that none are missed
+    max_tokens: int | None = None  # the maximum of sampled ids of a choice
+    counts_tokens: bool = True  # false if usage cannot be compared with ids
+    special: Collection[str] = ()  # codes that were found elsewhere
 
 
 def check(evidence: Evidence) -> tuple[str, ...]:
@@ -193,7 +187,8 @@ def _check_logprobs(logprobs: Logprobs, found: set[str]) -> None:
 
 
 def _check_counts(evidence: Evidence, found: set[str]) -> None:
-    sampled, counted = _sampled(evidence), _counted(evidence, "completion_tokens")
+    sampled = sum([len(choice.ids) for choice in evidence.choices])
+    counted = _counted(evidence, "completion_tokens")
     if evidence.counts_tokens:
         if counted is not None and counted != sampled:
             found.add("completion_count")
@@ -224,16 +219,8 @@ def _check_end(evidence: Evidence, found: set[str]) -> None:
 
 
 def _counted(evidence: Evidence, field: str) -> int | None:
-    count = None if evidence.usage is None or not _is_object(evidence.usage) else evidence.usage.get(field)
+    count = evidence.usage.get(field) if isinstance(evidence.usage, Mapping) else None
     return count if type(count) is int else None  # isinstance accepts True
-
-
-def _is_object(value: Any) -> bool:
-    return type(value) is dict or isinstance(value, Mapping)
-
-
-def _sampled(evidence: Evidence) -> int:
-    return sum([len(choice.ids) for choice in evidence.choices])
 
 
 def _all_aborted(evidence: Evidence) -> bool:

@@ -16,14 +16,9 @@ Dialect = Literal["chat", "completions", "generate", "sglang_generate", "message
 DEFAULT_POLICY: Final = "default"
 EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position for which experts were requested
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
-_PROCESSED: Final = (
-    "processed_logprobs",
-    "processed_logits",
-)  # modes after truncation, from which logprobs are renormalized
+_PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
-_OTHERS: Final = frozenset[Dialect](
-    {"completions", "generate", "sglang_generate"}
-)  # other dialects are translated to chat
+_OTHERS: Final = frozenset[Dialect]({"completions", "generate", "sglang_generate"})  # others are translated to chat
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
 Prompt: TypeAlias = "Ids | SharedIds"
@@ -32,15 +27,12 @@ Logprobs: TypeAlias = "array[float]"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A half-open range of one choice's sampled ids, and the policy version that sampled it.
-
-    `epoch`: the policy's epoch when the call was sent; versions of different epochs cannot be compared.
-    """
+    """A half-open range of one choice's sampled ids, and the policy version that sampled it."""
 
     start: int
     end: int
     policy_version: str | None = None
-    epoch: int = 0
+    epoch: int = 0  # the policy's, when the call was sent; versions of different epochs cannot be compared
 
     def as_dict(self) -> dict[str, Any]:
         """Return the span as JSON has it: the first epoch is not written."""
@@ -50,12 +42,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts to which a mixture-of-experts model routed tokens, unchanged from the engine.
+    """The experts to which a mixture-of-experts model routed tokens, unchanged from the engine."""
 
-    `form` is the format of `raw`: a .npy file (vLLM: tokens - 1, layers, experts per token), int32 without a shape
-    (SGLang), or anything else as JSON.
-    """
-
+    # A .npy file (vLLM: tokens - 1, layers, experts per token), int32 without a shape (SGLang), or anything else as JSON.
     form: Literal["npy", "int32", "json"]
     raw: bytes
 
@@ -70,19 +59,16 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The sampled tokens of one choice.
-
-    `prompt` is the index into the step's `prompts`. `logprobs` has one entry per id in an exact step; in a flagged one
-    the lengths may differ, and a missing entry is NaN. `routed_experts` and `sampling_mask` are None if the engine
-    returned none.
-    """
+    """The sampled tokens of one choice."""
 
     index: int
     ids: Ids
-    logprobs: Logprobs
+    logprobs: (
+        Logprobs  # one for each id in an exact step; in a flagged one, lengths may differ, and a missing one is NaN
+    )
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt: int = 0
+    prompt: int = 0  # the index into the step's `prompts`
     spans: tuple[Span, ...] = ()
     routed_experts: Experts | None = None
     sampling_mask: Mask | None = None
@@ -111,19 +97,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded call.
-
-    `request`: the client's body, unchanged. `sent`: `{"set": {field: value}, "unset": [field]}`, the proxy's changes of
-    its top-level fields. `response`: the engine's response, accumulated, without what was injected (for a status
-    "error", `{"status": int, "body": str}`). Dialects that are translated to chat have chat's response, from which
-    their own is rendered.
-    `prompts`: the ids of the prompt, or of each prompt of a completions call with a list of prompts: an array, or
-    `SharedIds` in a step read from the store. It is empty if the engine returned no ids. `delivered`: the client
-    received the whole response, so a partial step never is. `policy`: the policy of the model
-    when the step was recorded. `problems`: codes of `fidelity.PROBLEMS`; a step without
-    any is exact. `late`: it was stored after its rollout finished. `thread`: the name of its thread if it was
-    determined (`threads`); it is not stored.
-    """
+    """One recorded call."""
 
     step_id: str
     rollout_id: str
@@ -132,9 +106,13 @@ class Step:
     engine: EngineFacts
     model_asked: str | None
     model_served: str | None
-    request: Mapping[str, Any]
-    sent: Mapping[str, Any]
+    request: Mapping[str, Any]  # the client's body, unchanged
+    sent: Mapping[str, Any]  # `{"set": {field: value}, "unset": [field]}`: the proxy's changes of its top-level fields
+    # The engine's response, accumulated, without what was injected (for a status "error", `{"status": int, "body": str}`).
+    # Dialects that are translated to chat have chat's response, from which their own is rendered.
     response: Mapping[str, Any] | None
+    # The ids of each prompt (several only of a completions call): arrays, or `SharedIds` in a step read from the store. Empty
+    # if the engine returned no ids.
     prompts: tuple[Prompt, ...]
     choices: tuple[Choice, ...]
     usage: Mapping[str, Any] | None
@@ -142,15 +120,15 @@ class Step:
     timing: Timing
     status: Status
     reason: str | None = None
-    delivered: bool = True
-    policy: str = DEFAULT_POLICY
+    delivered: bool = True  # the client received the whole response, so a partial step never is
+    policy: str = DEFAULT_POLICY  # of the model, when the step was recorded
     policy_version: str | None = None
     policy_version_end: str | None = None
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # codes of `fidelity.PROBLEMS`; a step without any is exact
     index: int | None = None
-    late: bool = False
+    late: bool = False  # it was stored after its rollout finished
     extra: Mapping[str, Any] = field(default_factory=dict)
-    thread: str | None = None
+    thread: str | None = None  # the name of its thread if it was determined (`threads`); it is not stored
 
     @property
     def policy_epoch(self) -> int:
@@ -210,10 +188,7 @@ class Step:
     @property
     def sampled(self) -> int:
         """The number of sampled tokens, over all choices."""
-        sampled = 0
-        for choice in self.choices:
-            sampled += len(choice.ids)
-        return sampled
+        return sum([len(choice.ids) for choice in self.choices])
 
     @property
     def cached_tokens(self) -> int | None:

@@ -19,7 +19,17 @@ from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.dialects.base import ResolvedReferences
-from proxy.protocols.dialects.gemini import GEMINI, STREAM, Target, alt_from, bound_fields, is_gemini, read_target
+from proxy.protocols.dialects.gemini import (
+    COUNT,
+    GEMINI,
+    STREAM,
+    Target,
+    alt_from,
+    body_to_count,
+    bound_fields,
+    is_gemini,
+    read_target,
+)
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses.history import resolve_references
@@ -665,6 +675,7 @@ def paths_and_names(fragment: str, size: int) -> Work:
         with suppress(ProxyError):
             alt_from({"alt": long})
         bound_fields(Target(long, STREAM), "sse")
+        body_to_count({"generateContentRequest": {"contents": [long]}}, Target(long, COUNT))
         error_dialect_for(f"/v1/messages/{long}", headers)
         error_dialect_for(f"/v1/models/{long}", headers)
         for engine in ENGINES.values():

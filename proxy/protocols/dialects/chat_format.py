@@ -54,10 +54,9 @@ def schema_format(schema: Json) -> Json:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def first_choice(response: Mapping[str, Any]) -> Json:
-    """Return the first choice; a response that was aborted at its beginning may have none."""
-    choices: list[Json] = response.get("choices") or [{}]
-    return choices[0]
+def choices_of(response: Mapping[str, Any]) -> list[Json]:
+    """Return the choices, at least one: a response that was aborted at its beginning may have none."""
+    return response.get("choices") or [{}]
 
 
 def reasoning_of(message: Mapping[str, Any]) -> Any:

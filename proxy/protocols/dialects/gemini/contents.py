@@ -98,7 +98,12 @@ def system_message(body: Mapping[str, Any]) -> list[Json]:
 
 def read_contents(body: Mapping[str, Any], thought: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Json]:
     """Return the chat messages of the contents. `sampled`: functions of earlier calls by id. Raises UnprocessableRequest."""
-    contents = [_content(value, path) for value, path in optional(objects, body, "contents") or ()]
+    contents: list[Content] = []
+    for value, path in optional(objects, body, "contents") or ():
+        role, role_path = at(value, "role", path)
+        if role is not None and a_text(role, role_path) not in _ROLES:
+            raise refusal(role_path, f"must be user or model, not {role[:64]!r}")
+        contents.append((_ROLES[role or None], _parts(value, path), path))
     if not contents:
         raise refusal("contents", "must have at least one content")
     messages: list[Json] = []
@@ -144,13 +149,6 @@ def _parts_unchecked(body: Mapping[str, Any]) -> Iterator[Json]:
     for content in contents if isinstance(contents, list) else [contents]:
         parts = content.get("parts") if isinstance(content, dict) else None
         yield from (part for part in (parts if isinstance(parts, list) else [parts]) if isinstance(part, dict))
-
-
-def _content(value: Json, path: str) -> Content:
-    role, role_path = at(value, "role", path)
-    if role is not None and a_text(role, role_path) not in _ROLES:
-        raise refusal(role_path, f"must be user or model, not {role[:64]!r}")
-    return _ROLES[role or None], _parts(value, path), path
 
 
 def _parts(content: Json, path: str) -> Parts:
@@ -253,7 +251,10 @@ def read_response(value: Any, path: str) -> FunctionResponse:
     if optional(a_flag, value, "willContinue", path):
         raise refusal(f"{path}.willContinue", "results in several parts are not supported")
     response = optional(an_object, value, "response", path)
-    media = [_media(part, part_path) for part, part_path in optional(objects, value, "parts", path) or ()]
+    media = []
+    for part, part_path in optional(objects, value, "parts", path) or ():
+        inline = optional(inline_part, part, "inlineData", part_path)
+        media.append(required(file_part, part, "fileData", part_path) if inline is None else inline)
     return FunctionResponse(
         path=path,
         name=required(a_text, value, "name", path),
@@ -318,11 +319,6 @@ def _text(response: Json, path: str) -> str:
     if isinstance(value, str):
         return value
     return serialize(value, path)  # as arguments, which are written as Python's JSON
-
-
-def _media(part: Json, path: str) -> Json:
-    inline = optional(inline_part, part, "inlineData", path)
-    return required(file_part, part, "fileData", path) if inline is None else inline
 
 
 _AUDIO_FORMATS: Final = {"mpeg": "mp3", "mp3": "mp3", "x-wav": "wav", "wave": "wav", "wav": "wav"}

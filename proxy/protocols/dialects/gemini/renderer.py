@@ -13,7 +13,7 @@ import orjson
 
 from proxy.errors import LimitReached, ProxyError
 from proxy.protocols.dialects.base import CallIdentity, Json, ResponseRenderer, engine_message
-from proxy.protocols.dialects.chat_format import read_usage, reasoning_of
+from proxy.protocols.dialects.chat_format import choices_of, read_usage, reasoning_of
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.tool_arguments import call_ids, parse_arguments
 from proxy.protocols.sse import StreamFormat
@@ -119,21 +119,11 @@ def usage_from(usage: Any) -> Json:
 
 # By status, as google.rpc.Code.
 _STATUS_NAMES: Final = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
-    409: "ABORTED",
-    429: "RESOURCE_EXHAUSTED",
-    499: "CANCELLED",
-    501: "UNIMPLEMENTED",
-    502: "UNAVAILABLE",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED",
+    409: "ABORTED", 429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 501: "UNIMPLEMENTED", 502: "UNAVAILABLE",
+    503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
 _TYPE: Final = "type.googleapis.com/google.rpc."
-_DOMAIN: Final = "tokentape"
 
 
 def name_for(status: int) -> str:
@@ -152,7 +142,7 @@ def error_for(error: ProxyError) -> Json:
 
     Its details have its code, the field of an invalid value, and the delay after which a retry may succeed.
     """
-    details: list[Json] = [{"@type": f"{_TYPE}ErrorInfo", "reason": error.code.upper(), "domain": _DOMAIN}]
+    details: list[Json] = [{"@type": f"{_TYPE}ErrorInfo", "reason": error.code.upper(), "domain": "tokentape"}]
     if error.param is not None:
         violation = {"field": error.param, "description": error.message}
         details.append({"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]})
@@ -175,13 +165,9 @@ def error_from(text: str) -> Json:
         return error_object(500, engine_message(text))
     code = inner.get("code")
     status = code if type(code) is int and 400 <= code < 600 else 500
-    name, details = inner.get("status"), inner.get("details")
-    return error_object(
-        status,
-        engine_message(text),
-        name=name if isinstance(name, str) else None,
-        details=details if isinstance(details, list) else (),
-    )
+    name = name if isinstance(name := inner.get("status"), str) else None
+    details = details if isinstance(details := inner.get("details"), list) else ()
+    return error_object(status, engine_message(text), name=name, details=details)
 
 
 # Clients of Google's read a comment as JSON (google-genai 3.4); an empty line is nothing to them.
@@ -203,7 +189,7 @@ class GeminiRenderer(ResponseRenderer):
 
     def whole(self, response: Json) -> Json:
         candidates = []
-        for choice in _choices(response):
+        for choice in choices_of(response):
             message, parts = choice.get("message") or {}, self._parts(choice)
             found = [*parts.take(message), *parts.end(message, must_have_one=False)]
             candidates.append(_candidate(choice, found) | ending_of(choice))
@@ -224,7 +210,7 @@ class GeminiRenderer(ResponseRenderer):
             last = error_object(500, _NO_RESPONSE)
         else:
             candidates = []
-            for choice in _choices(response):
+            for choice in choices_of(response):
                 parts = self._parts(choice).end(choice.get("message") or {}, must_have_one=True)
                 candidates.append(_candidate(choice, parts) | ending_of(choice))
             last = self._response(candidates, response.get("usage"))
@@ -247,11 +233,6 @@ class GeminiRenderer(ResponseRenderer):
         if self._is_array:
             return (b"[" if begins else b",\r\n") + text
         return b"data: " + text + b"\r\n\r\n"
-
-
-def _choices(response: Mapping[str, Any]) -> list[Json]:
-    """Return the choices; a response that was aborted at its beginning may have none."""
-    return response.get("choices") or [{}]
 
 
 def _candidate(choice: Mapping[str, Any], parts: list[Json]) -> Json:

@@ -13,16 +13,9 @@ from proxy.protocols.dialects.messages.request import read, tool_call_ids
 
 # By status, each of Anthropic's API.
 _TYPES: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
 # By the refused parameter. The SDK's tool runner requests a thread first, and continues without one if the error has these
 # details (anthropic 2.12, lib/threads).
 _DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from proxy.protocols.dialects.base import CallIdentity, Json, ResponseRenderer, engine_message
-from proxy.protocols.dialects.chat_format import TEXT, HeldPieces, Piece, event, first_choice, read_usage, reasoning_of
+from proxy.protocols.dialects.chat_format import TEXT, HeldPieces, Piece, choices_of, event, read_usage, reasoning_of
 from proxy.protocols.dialects.tool_arguments import PartialObject, call_ids, choose_call_id, parse_arguments
 from proxy.protocols.sse import EVENT_STREAM
 
@@ -51,7 +51,7 @@ class MessagesRenderer(ResponseRenderer):
         self._held = HeldPieces()
 
     def whole(self, response: Json) -> Json:
-        choice = first_choice(response)
+        choice = choices_of(response)[0]
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_reason_from(choice, self._stops)
         return self._message(content, usage_from(response.get("usage")), reason, stop)
@@ -68,7 +68,7 @@ class MessagesRenderer(ResponseRenderer):
         if error is not None or response is None:
             message = _NO_RESPONSE if error is None else engine_message(error)
             return event("error", error=error_object("api_error", message)["error"])
-        choice, usage = first_choice(response), usage_from(response.get("usage"))
+        choice, usage = choices_of(response)[0], usage_from(response.get("usage"))
         events = [] if self._started else [self._start(response.get("usage"))]
         events.append(self._held.release())
         for call in self._calls.values():
@@ -132,21 +132,16 @@ class MessagesRenderer(ResponseRenderer):
         return begun + event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _add_call(self, piece: Mapping[str, Any]) -> bytes:
-        return b"".join(self._call(piece))
-
-    def _call(self, piece: Mapping[str, Any]) -> Iterator[bytes]:
         index, function = piece.get("index", 0), piece.get("function") or {}
         call = self._calls.get(index)
         if call is None:
             call = self._calls[index] = _Call(index)
         call.waiting.append(function.get("arguments") or "")
         if call.block is not None:
-            yield from self._feed_arguments(call)
-            return
+            return b"".join(self._feed_arguments(call))
         call.call_id = call.call_id or piece.get("id")
         call.name = function.get("name") or None
-        if call.name is not None:
-            yield from self._begin_call(call)
+        return b"" if call.name is None else b"".join(self._begin_call(call))
 
     def _begin_call(self, call: _Call) -> Iterator[bytes]:
         call.call_id = choose_call_id(call.call_id, self._ids, self._identity.step_id, call.index)
@@ -197,12 +192,8 @@ def error_object(kind: str, message: str, **details: Any) -> Json:
 # By chat's finish reason. `abort`: the engine interrupted the call (its weights change), and the agent may continue from the
 # partial response, as with Anthropic's `pause_turn`. `repetition` (vLLM) is a limit like any other.
 _REASONS: Final = {
-    "length": "max_tokens",
-    "repetition": "max_tokens",
-    "content_filter": "refusal",
-    "abort": "pause_turn",
-    None: "pause_turn",
-}
+    "length": "max_tokens", "repetition": "max_tokens", "content_filter": "refusal", "abort": "pause_turn", None: "pause_turn",
+}  # fmt: skip
 
 
 def stop_reason_from(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:

@@ -77,7 +77,7 @@ def make_response(
         "temperature": body.get("temperature"),
         "text": text if text and text.get("format") else {**(text or {}), "format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [_tool(tool) for tool in body.get("tools") or ()],
+        "tools": [{**_REQUIRED, **it} if it.get("type") == "function" else it for it in body.get("tools") or ()],
         "top_logprobs": body.get("top_logprobs") or 0,
         "top_p": body.get("top_p"),
         "truncation": body.get("truncation") or "disabled",
@@ -87,9 +87,8 @@ def make_response(
     }
 
 
-def _tool(tool: Json) -> Json:
-    """Return a tool as it was sent, with the fields that are optional in requests and required in responses."""
-    return {"parameters": None, "strict": None, **tool} if tool.get("type") == "function" else tool
+# Fields of functions that are optional in requests and required in responses.
+_REQUIRED: Final = {"parameters": None, "strict": None}
 
 
 def usage_from(usage: object) -> Json | None:
@@ -130,10 +129,7 @@ _FIELD: Final = {"output_text": "text", "refusal": "refusal", "reasoning_text": 
 class Events:
     """Writes the events of one stream."""
 
-    __slots__ = ("_number",)
-
-    def __init__(self) -> None:
-        self._number = 0
+    _number = 0
 
     def write(self, kind: str, **fields: Any) -> bytes:
         """Return one event with the next number."""
@@ -272,9 +268,6 @@ class CallItem(Item):
         return self._events.write(f"response.{self._event_name}.{stage}", **ids, **fields)
 
 
-_ENDED_EARLY = "The engine's response ended early."
-
-
 class ResponsesRenderer(ResponseRenderer):
     """Renders one response."""
 
@@ -317,7 +310,7 @@ class ResponsesRenderer(ResponseRenderer):
         self._last_call = max([*self._calls, *self._held.calls, *self._unnamed], default=TEXT)
         if error is not None or not choices:
             self._status = "failed"
-            return events[0] + self._last(failure(error or _ENDED_EARLY), response)
+            return events[0] + self._last(failure(error or "The engine's response ended early."), response)
         self._status, reason = ending(choices[0].get("finish_reason"))
         events.append(self._held.release())
         events.append(self._begin_missing(choices[0].get("message") or {}))
@@ -355,8 +348,7 @@ class ResponsesRenderer(ResponseRenderer):
             yield call["index"], partial(self._add_call, call)
 
     def _add_reasoning(self, piece: str) -> bytes:
-        fields = {"type": "reasoning", "summary": []}
-        item, events = self._open_text(names.REASONING, self._reasoning, fields)
+        item, events = self._open_text(names.REASONING, self._reasoning, {"type": "reasoning", "summary": []})
         return events + item.append("reasoning_text", piece)
 
     def _add_content(self, kind: Literal["output_text", "refusal"], piece: str) -> bytes:

@@ -95,12 +95,13 @@ def call_ids_from(value: object) -> list[str]:
 
 def item_ids_from(value: object) -> list[str]:
     """Return the ids of items in `input` that refer to items of earlier responses: references, and reasoning without text."""
-    ids = [item.get("id") for item in _entries(value) if _is_reference(item) or _is_empty(item)]
+    ids = [
+        item.get("id")
+        for item in _entries(value)
+        if _is_reference(item)
+        or (item.get("type") == "reasoning" and not item.get("content") and not item.get("encrypted_content"))
+    ]
     return [name for name in ids if isinstance(name, str)]
-
-
-def _is_empty(item: Json) -> bool:
-    return item.get("type") == "reasoning" and not item.get("content") and not item.get("encrypted_content")
 
 
 def _entries(value: object) -> list[Json]:
@@ -434,7 +435,10 @@ def read(body: Mapping[str, Any], options: TranslationOptions, resolved: Resolve
     if is_unfinished(body.get("input"), chat["messages"], options.thought):
         chat |= CONTINUES
     chat |= choose(body, tools, ignore_hosted=options.ignore_hosted_tools)
-    chat |= _logprobs(body) | _format(body)
+    count = optional(a_count, body, "top_logprobs")  # of alternatives; `include` requests logprobs
+    if LOGPROBS in included(body):
+        chat |= {"logprobs": True, "top_logprobs": count or 0}
+    chat |= _format(body)
     _set_reasoning(chat, body, options)
     return chat
 
@@ -493,12 +497,6 @@ def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: Re
 def _plain_texts(content: str | list[Json]) -> list[str] | None:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [part["text"] for part in parts] if all(part["type"] == "text" for part in parts) else None
-
-
-def _logprobs(body: Mapping[str, Any]) -> Json:
-    """Return the fields of logprobs: `include` requests them, `top_logprobs` is the number of alternatives."""
-    count = optional(a_count, body, "top_logprobs")
-    return {"logprobs": True, "top_logprobs": count or 0} if LOGPROBS in included(body) else {}
 
 
 def _format(body: Mapping[str, Any]) -> Json:
