@@ -1,5 +1,6 @@
 """The options of a store, and the parsing of its URL. Environment variables are not read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -39,6 +40,8 @@ class StoreOptions:
     `ca_file`: certificate authorities for TLS; None: the system's. `max_connections`: connections per server; callers
     wait for a free connection when all are in use. `buckets`: into how many parts, each in one slot of a cluster, a store that
     is created divides its keys: a power of two; None: 16 on one server, 256 on a cluster. A store that exists keeps its number.
+    `indexed`: fields by which rollouts are listed, each with the value of a rollout without it (empty: it is not listed). The
+    first one must have a value. All processes that write to a store must index the same fields.
     """
 
     prefix: str = "tt"
@@ -53,6 +56,7 @@ class StoreOptions:
     timeout_s: float = 10.0
     max_connections: int = 64
     buckets: int | None = None
+    indexed: Mapping[str, bytes] = field(default_factory=lambda: {"status": b'"open"', "policy": b""})
 
     def __post_init__(self) -> None:
         if not self.prefix or "{" in self.prefix or "}" in self.prefix:

@@ -163,6 +163,7 @@ def _number(name: str, text: str, schema: dict[str, Any]) -> float:
 
 
 Signal = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+FoundPage = TypeVar("FoundPage", bound=Page | None)
 Signals = Annotated[dict[str, Any], AfterValidator(check_numbers)]
 
 
@@ -171,7 +172,7 @@ def named(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-async def page_from(listing: Awaitable[Page]) -> Page:
+async def page_from(listing: Awaitable[FoundPage]) -> FoundPage:
     """Return a page of a listing. Raises BadRequest for an invalid cursor."""
     try:
         return await listing

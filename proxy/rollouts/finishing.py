@@ -67,6 +67,8 @@ FAILED: Final = ("failed", "aborted")  # statuses after which a member is replac
 _SETTLE_AGAIN_S: Final = 5.0
 _INTERVALS_S: Final = (0.75, 1.0)  # between sweeps, of one process at a time
 _WAITS: Final = 4  # intervals of the other processes
+_LOOK_INTERVAL_S: Final = 30.0  # between looks for what the index lacks
+_REPAIR_S: Final = 0.05  # of each sweep
 _AFTER_FAILURE_S: Final = 5.0  # processes with calls in flight touch their rollouts first
 _LEASE_MS: Final = 10_000  # of a claimed timer
 _TIMERS_PER_CLAIM: Final = 128  # of all buckets of the store
@@ -382,11 +384,16 @@ def versions_of(steps: list[Step]) -> dict[str, Versions]:
 
 
 class Deadlines(BackgroundWork):
-    """Finish the rollouts of the store that are past their deadlines. Call `close` before the store is closed."""
+    """Finish the rollouts of the store that are past their deadlines, and repair the store's index.
+
+    Call `close` before the store is closed.
+    """
 
     def __init__(self, finisher: Finisher) -> None:
         self._finisher = finisher
         self._random = random.Random()  # noqa: S311 - no secret; of its own, so that it changes no state of other code
+        self._look_at_s = finisher.clock.monotonic() + _LOOK_INTERVAL_S
+        self._is_repairing = False
 
     async def sweep(self) -> None:
         """Look at each rollout with an expired timer. Raises StorageError."""
@@ -441,6 +448,17 @@ class Deadlines(BackgroundWork):
             return None
         return None if rollout.is_finished else rollout.next_look_ms(now_ms)
 
+    async def _repair_index(self) -> None:
+        """Correct what a process of 0.1.0 wrote to the store, in a twentieth of the time. Raises StorageError."""
+        clock, listing = self._finisher.clock, self._finisher.store.listing
+        now_s = clock.monotonic()
+        if self._look_at_s <= now_s:
+            self._look_at_s = now_s + _LOOK_INTERVAL_S
+            await listing.look_for_repairs()
+            self._is_repairing = True
+        while self._is_repairing and clock.monotonic() < now_s + _REPAIR_S:
+            self._is_repairing = await listing.repair(clock.now_ms())
+
     async def _has_turn(self) -> bool:
         """Return whether this process sweeps now, as the only one unless the first bucket is unreachable."""
         try:
@@ -456,6 +474,7 @@ class Deadlines(BackgroundWork):
                 intervals = 1 if await self._has_turn() else _WAITS
                 if intervals == 1:
                     await self.sweep()
+                    await self._repair_index()
             except StorageError as error:
                 self._finisher.metrics.store_operation_failures.labels("deadlines").inc()
                 LOG.warning("Deadlines of rollouts not checked: %s", error)

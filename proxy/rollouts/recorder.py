@@ -25,7 +25,15 @@ from proxy.errors import Damaged, ProxyError, StoreUnavailable
 from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.outages import Journal, StoreHealth
 from proxy.rollouts.policy import unknown_staleness
-from proxy.rollouts.rollout import BEGAN_FIELD, DELIVERED_MARK, HTTP_COUNT, TASK_FIELD, UNDELIVERED_MARK, read_rollout
+from proxy.rollouts.rollout import (
+    BEGAN_FIELD,
+    DELIVERED_MARK,
+    HTTP_COUNT,
+    POLICY_FIELD,
+    TASK_FIELD,
+    UNDELIVERED_MARK,
+    read_rollout,
+)
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader
@@ -356,8 +364,8 @@ def entry_of(
 
 
 def _first_fields(step: Step) -> dict[str, bytes]:
-    """Return the fields that the first step sets: when its call was received, and the first words of the task."""
-    fields = {BEGAN_FIELD: b"%d" % round(step.timing.received * 1000)}
+    """Return the fields that the first step sets: when its call was received, its policy, and the first words of the task."""
+    fields = {BEGAN_FIELD: b"%d" % round(step.timing.received * 1000), POLICY_FIELD: orjson.dumps(step.policy)}
     body = {**step.request, **(step.sent.get("set") or {})}
     texts: list[object] = [body.get("prompt"), body.get("input")]
     if isinstance(messages := body.get("messages"), list):

@@ -1,6 +1,8 @@
 """The store on a Redis or Valkey server or cluster.
 
-    store          rollouts, with their timers, listing, announcements, reservations, notifications and cache
+    store          rollouts, with their announcements, reservations and cache
+    listing        the names of rollouts, newest first, and by the values of fields
+    timers         the timers of rollouts
     queue          the queues of groups
     changes        notifications about changes
     keys           all keys, with their types and lifetimes

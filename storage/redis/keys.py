@@ -10,6 +10,8 @@ ID is the percent-encoded name of a rollout; B is the tag of a bucket of the sto
 Keys of a bucket:
     {prefix}:{B}:listing        zset   created_ms (15 digits) + ID, all with score 0: sorted by age as text
     {prefix}:{B}:expiry         zset   the same members -> Unix ms at which the rollout expires; only with a TTL
+    {prefix}:{B}:index          zset   FIELD=VALUE, a zero byte and a member of the listing, all with score 0; rollouts only
+    {prefix}:{B}:repair         hash   how far the index is checked, while it may lack what 0.1.0 wrote; first bucket only
     {prefix}:{B}:queue          stream only for groups: the queue `default`, with a note in each entry
     {prefix}:{B}:queue:NAME     stream only for groups: any other queue
     {prefix}:{B}:notices        hash   announcements: NAME -> bytes, number:NAME -> integer; the same in each bucket
@@ -83,6 +85,8 @@ class Bucket(NamedTuple):
     prefix: str
     listing: bytes
     expiry: bytes
+    indexes: bytes
+    repair: bytes
     announcements: bytes
     heartbeats: bytes  # of processes of 0.1.0
     timers: bytes
@@ -124,6 +128,7 @@ class RolloutKeys(NamedTuple):
     marks: bytes
     listing: bytes
     expiry: bytes
+    indexes: bytes
     announcements: bytes
     deleted: bytes
     timers: bytes
@@ -176,6 +181,7 @@ class Layout:
             marks=marks,
             listing=bucket.listing,
             expiry=bucket.expiry,
+            indexes=bucket.indexes,
             announcements=bucket.announcements,
             deleted=bucket.deleted,
             timers=bucket.timers,
@@ -189,6 +195,8 @@ def _bucket(prefix: str) -> Bucket:
         prefix,
         listing=start + b"listing",
         expiry=start + b"expiry",
+        indexes=start + b"index",
+        repair=start + b"repair",
         announcements=start + b"notices",
         heartbeats=start + b"beats",
         timers=start + b"timers",

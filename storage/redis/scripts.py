@@ -11,7 +11,7 @@ if it has been idle for the maximum lease (not its own lease), and only the serv
 get the seven keys of the group, then the stream (`ENQUEUE`: several streams); other queue scripts get the stream only.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -20,13 +20,14 @@ from storage.errors import StorageError
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 
+_NO_INDEX: Final = "local INDEXED = {}\n"
 _LUA: Final = Path(__file__).with_name("lua")
 
 
 class Script:
     """A script and the SHA1 under which a server caches it."""
 
-    __slots__ = ("_text", "sha")
+    __slots__ = ("_text", "sha")  # compared by identity
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -35,6 +36,16 @@ class Script:
     def as_eval(self, command: Command) -> Command:
         """Return the EVAL command for an EVALSHA command. The server caches the script."""
         return ("EVAL", self._text, *command[2:])
+
+    def indexing(self, fields: Mapping[str, bytes]) -> "Script":
+        """Return the script for rollouts with an index of these fields; see index.lua."""
+        table = ", ".join(f"[{_lua('f:' + name)}] = {_lua(value.decode())}" for name, value in sorted(fields.items()))
+        return Script(self._text.replace(_NO_INDEX, f"local INDEXED = {{{table}}}\n", 1))
+
+
+def _lua(text: str) -> str:
+    """Return a text as a literal of Lua."""
+    return "'" + "".join(f"\\{byte:03}" for byte in text.encode()) + "'"
 
 
 class RunScript(Protocol):
@@ -78,7 +89,7 @@ def whole(replies: Sequence[Any]) -> Sequence[Any]:
 
 def _load(*names: str) -> Script:
     """Return the script made of these files; the last one uses the functions of the others."""
-    return Script("".join(map(_code, names)))
+    return Script("".join([_NO_INDEX, *map(_code, names)]) if "index" in names else "".join(map(_code, names)))
 
 
 def _code(name: str) -> str:
@@ -87,19 +98,24 @@ def _code(name: str) -> str:
     return "\n" + "".join(f"{line}\n" for line in lines if not line.startswith("--"))
 
 
-_TOUCH: Final = ("prune", "touch")
+_TOUCH: Final = ("index", "prune", "touch")
 _FIELDS: Final = (*_TOUCH, "fields")
 
 OPEN: Final = _load(*_TOUCH, "reservations", "open")
-OPEN_GROUP: Final = _load("prune", "open_group")
+OPEN_GROUP: Final = _load("index", "prune", "open_group")
 UPDATE_IF: Final = _load(*_FIELDS, "update_if")
 APPEND: Final = _load(*_TOUCH, "reservations", "was_deleted", "append")
 MARK: Final = _load(*_TOUCH, "was_deleted", "mark")
 RENEW: Final = _load(*_TOUCH, "renew")
 DELETE: Final = _load(*_TOUCH, "delete")
 FIND: Final = _load("find")
-LIST: Final = _load("prune", "list")
+LIST: Final = _load("index", "prune", "list")
+INDEX_REPAIR: Final = _load("index", "index_repair")
+INDEX_MISSING: Final = _load("index_missing")
 EXTEND_RESERVATION: Final = _load("prune", "reservations", "extend_reservation")
+
+# The last key of these is the index. `Script.indexing` makes them use it.
+WITH_INDEX: Final = (OPEN, OPEN_GROUP, UPDATE_IF, APPEND, MARK, RENEW, DELETE, LIST, INDEX_REPAIR)
 
 ANNOUNCE: Final = _load("announce")
 ANNOUNCEMENTS: Final = _load("announcements")

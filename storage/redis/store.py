@@ -5,13 +5,11 @@ marks. A round trip is repeated once if its response is lost.
 """
 
 import asyncio
-import re
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from secrets import token_hex
-from typing import Any, Final
+from typing import Final
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -26,8 +24,9 @@ from storage.errors import (
 from storage.options import StoreOptions
 from storage.redis import scripts
 from storage.redis.changes import Changes
-from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers, listen
-from storage.redis.keys import AGE_DIGITS, Layout, RolloutKeys, decoded_name
+from storage.redis.connections import MANY_ARGUMENTS, Barrier, Request, Servers, listen
+from storage.redis.keys import Layout, RolloutKeys
+from storage.redis.listing import Listing
 from storage.redis.queue import Queue
 from storage.redis.replies import (
     Reply,
@@ -40,6 +39,7 @@ from storage.redis.replies import (
 )
 from storage.redis.scripts import Call, Command, RunScript, RunScripts, Script, whole
 from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
+from storage.redis.timers import Timers
 from storage.types import (
     Announcement,
     Appended,
@@ -50,7 +50,6 @@ from storage.types import (
     ServerWarning,
     StepWrite,
     StoredEntity,
-    Timer,
 )
 
 
@@ -137,115 +136,6 @@ class Reservations:
         await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))
 
 
-_CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+|!(?:[0-9a-f]{{2}})*")
-_RAW: Final = "!"  # before the hex digits of a damaged member, which is no name and still has its place in the order
-_NAMES_PAGE: Final = 1000
-
-
-class Listing:
-    """All names of a store, newest first. `run_all` does not wait for durability."""
-
-    def __init__(self, run_all: RunScripts, layout: Layout) -> None:
-        self._run_all = run_all
-        self._keys = [(bucket.listing, bucket.expiry) for bucket in layout.buckets]
-
-    async def page(self, cursor: str | None, limit: int, since_ms: int | None) -> Page:
-        """Return one page. Raises `ValueError` for an invalid cursor."""
-        if cursor is not None and not _CURSOR.fullmatch(cursor):
-            raise ValueError(
-                f"{cursor!r} is not a cursor of this listing; use the cursor of the previous page unchanged"
-            )
-        newest = b"(" + _member(cursor) if cursor else b"+"
-        oldest = "-" if since_ms is None else f"[{max(0, since_ms):0{AGE_DIGITS}}"
-        limit = max(1, limit)
-        arguments = (newest, oldest, limit + 1)
-        parts = whole(await self._run_all(scripts.LIST, [(pair, arguments) for pair in self._keys]))
-        merged = sorted((member for part in parts for member in part), reverse=True)
-        names = (decoded_name(member[AGE_DIGITS:]) for member in merged[:limit])
-        return Page(tuple(filter(None, names)), _cursor(merged[limit - 1]) if len(merged) > limit else None)
-
-    async def names(self) -> AsyncIterator[str]:
-        """Iterate over all names in constant memory."""
-        page = await self.page(None, _NAMES_PAGE, None)
-        while True:
-            for name in page.names:
-                yield name
-            if page.cursor is None:
-                return
-            page = await self.page(page.cursor, _NAMES_PAGE, None)
-
-
-def _cursor(member: bytes) -> str:
-    text = member.decode("latin-1")
-    return text if not text.startswith(_RAW) and _CURSOR.fullmatch(text) else _RAW + member.hex()
-
-
-def _member(cursor: str) -> bytes:
-    return bytes.fromhex(cursor[1:]) if cursor.startswith(_RAW) else cursor.encode()
-
-
-class Timers:
-    """The timers of rollouts. They do not wait for durability, and every method is safe to repeat."""
-
-    def __init__(self, run: RunScript, run_all: RunScripts, layout: Layout) -> None:
-        self._run = run
-        self._run_all = run_all
-        self._layout = layout
-        self._keys = [bucket.timers for bucket in layout.buckets]
-
-    def __repr__(self) -> str:
-        return f"<Timers under {self._layout.prefix}>"
-
-    async def has_turn(self, turn_ms: int) -> bool:
-        """Return whether this process is the one that claims now: all others get False for this time."""
-        return bool(await self._run(scripts.TIMERS_TURN, [self._layout.buckets[0].turn], (turn_ms,)))
-
-    async def claim(self, limit: int, *, now_ms: int, until_ms: int) -> list[Timer]:
-        """Return timers that have expired, and set each to `until_ms`, so that no other claim returns it before.
-
-        Each bucket returns up to `limit` timers, the earliest first. Buckets that fail return none; raises `StorageError` if
-        one failed and the others have none.
-        """
-        arguments = (now_ms, until_ms, limit)
-        parts = await self._run_all(scripts.TIMERS_CLAIM, [([key], arguments) for key in self._keys])
-        failures = [part for part in parts if isinstance(part, StorageError)]
-        claimed = []
-        for key, part in zip(self._keys, parts, strict=True):
-            for member in () if isinstance(part, StorageError) else part:
-                if (timer := _timer(member)) is None:  # no name of a rollout: no reader would ever remove it
-                    await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
-                else:
-                    claimed.append(timer)
-        if failures and not claimed:
-            raise failures[0]
-        return claimed
-
-    async def move(self, times: Mapping[Timer, int | None], *, from_ms: int) -> None:
-        """Set timers to new times (None removes one), except those that are not at `from_ms`."""
-        buckets: defaultdict[bytes, list[Any]] = defaultdict(list)
-        for timer, time_ms in times.items():
-            key, member = self._place(timer)
-            buckets[key] += (member, "" if time_ms is None else time_ms)
-        moves = [([key], (from_ms, *moved)) for key, moved in buckets.items()]
-        whole(await self._run_all(scripts.TIMERS_MOVE, moves))
-
-    async def remove(self, timer: Timer) -> None:
-        """Remove a timer; one that does not exist is no error."""
-        key, member = self._place(timer)
-        await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
-
-    def _place(self, timer: Timer) -> tuple[bytes, bytes]:
-        """Return the key and the member of a timer."""
-        keys = self._layout.rollout(timer.rollout)
-        return keys.timers, keys.encoded + b" " + timer.incarnation.encode()
-
-
-def _timer(member: bytes) -> Timer | None:
-    name, _, incarnation = member.partition(b" ")
-    rollout = decoded_name(name)
-    return Timer(rollout, incarnation.decode()) if rollout is not None and incarnation.isalnum() else None
-
-
 class Cache:
     """Values that any process of the store may have written. They do not wait for durability, and may be gone at any time."""
 
@@ -299,7 +189,8 @@ class Store:
         self._barrier = barrier
         self._stop = stop
         run_durable, run_all_durable = partial(self._run, durable=True), partial(self._run_all, durable=True)
-        self._listing = Listing(partial(self._run_all, shared=False), layout)
+        self._scripts = {script: script.indexing(options.indexed) for script in scripts.WITH_INDEX}
+        self.listing = Listing(servers, partial(self._run_all, shared=False), self._scripts, layout, options.indexed)
         self.announcements = Announcements(servers, run_durable, run_all_durable, layout, run_fast=self._run)
         self.reservations = Reservations(self._run, layout)
         self.changes = Changes(servers, layout)
@@ -340,8 +231,9 @@ class Store:
         if timer_ms is not None:
             all_keys.append(keys.timers)
             arguments.append(timer_ms)
-        durable = is_new or bool(self._barrier.commands)
-        reply, announcements, has_reservation = await self._run(scripts.OPEN, all_keys, arguments, durable=durable)
+        all_keys.append(keys.indexes)
+        script, durable = self._scripts[scripts.OPEN], is_new or bool(self._barrier.commands)
+        reply, announcements, has_reservation = await self._run(script, all_keys, arguments, durable=durable)
         stored = decode_entity(
             rollout, reply, new_incarnation=incarnation, announcements=announcements, has_reservation=has_reservation
         )
@@ -388,12 +280,13 @@ class Store:
         entities = [(self.layout.groups.rollout(group), incarnation, fields)]
         entities += [(self.layout.rollout(name), token_hex(8), own) for name, own in rollouts.items()]
         all_keys = [key for keys, _, _ in entities for key in keys.all]
-        all_keys.append(self.layout.bucket(group).timers)
+        bucket = self.layout.bucket(group)
+        all_keys += (bucket.timers, bucket.indexes)
         arguments: list[bytes | str | int] = [now_ms, self._ttl_s, len(entities), "" if timer_ms is None else timer_ms]
         for keys, own_incarnation, own_fields in entities:
             arguments += [keys.encoded, own_incarnation, len(own_fields)]
             arguments += [part for name, value in own_fields.items() for part in (f"f:{name}", value)]
-        reply = await self._run(scripts.OPEN_GROUP, all_keys, arguments, durable=True)
+        reply = await self._run(self._scripts[scripts.OPEN_GROUP], all_keys, arguments, durable=True)
         return decode_entity(group, reply, new_incarnation=incarnation)
 
     async def get(self, rollout: str) -> StoredEntity | None:
@@ -477,8 +370,8 @@ class Store:
             await asyncio.to_thread(_add_arguments, arguments, entry)
         else:
             _add_arguments(arguments, entry)
-        others = (keys.deleted,) if entry.origin is None else (keys.deleted, keys.timers)
-        reply = await self._run(scripts.APPEND, (*keys.all, *others), arguments, durable=True)
+        others = (keys.deleted, keys.indexes) if entry.origin is None else (keys.deleted, keys.timers, keys.indexes)
+        reply = await self._run(self._scripts[scripts.APPEND], (*keys.all, *others), arguments, durable=True)
         if reply[0] == _MISSING:
             raise MissingBlocks(reply[1:])
         if reply[0] == _EXPIRED:
@@ -504,7 +397,7 @@ class Store:
         """
         keys = self.layout.rollout(rollout)
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation or "")
-        return bool(await self._run(scripts.RENEW, keys.all, arguments))
+        return bool(await self._run(self._scripts[scripts.RENEW], (*keys.all, keys.indexes), arguments))
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
         """Return the existing marks with these names, or all marks of the rollout if `names` is None."""
@@ -561,16 +454,29 @@ class Store:
         blocks = await self._execute(key, ("HMGET", key, *names))
         return {name: block for name, block in zip(names, blocks, strict=True) if block is not None}
 
-    async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
-        """Return a page of rollout names, newest first. Raises `ValueError` for an invalid cursor.
+    async def get_all(
+        self, rollouts: Sequence[str], *, with_marks: bool = False
+    ) -> Sequence[tuple[StoredEntity, dict[str, bytes]] | None]:
+        """Return the rollouts with these names, each with its marks (with_marks), or None; one write to each server."""
+        requests: list[Request] = []
+        for keys in map(self.layout.rollout, rollouts):
+            wanted = (keys.rollout, keys.marks) if with_marks else (keys.rollout,)
+            requests.append((keys.rollout, [("HGETALL", key) for key in wanted]))
+        found = whole(await self._servers.execute_all(requests)) if requests else ()
+        entities: list[tuple[StoredEntity, dict[str, bytes]] | None] = []
+        for name, replies in zip(rollouts, found, strict=True):
+            entity: Reply = checked(replies[0])
+            own = {readable(mark): value for mark, value in pairs(checked(replies[-1]))} if with_marks else {}
+            entities.append((decode_entity(name, entity), own) if entity else None)
+        return entities
 
-        Paging is stable under concurrent writes: rollouts that exist throughout are listed exactly once.
-        """
-        return await self._listing.page(cursor, limit, since_ms)
+    async def list(self, *, cursor: str | None = None, limit: int = 100, since_ms: int | None = None) -> Page:
+        """Return a page of rollout names, newest first; see `Listing.page`."""
+        return await self.listing.page(cursor, limit, since_ms)
 
     def names(self) -> AsyncIterator[str]:
         """Iterate over all rollout names, newest first, in constant memory."""
-        return self._listing.names()
+        return self.listing.names()
 
     async def delete(self, rollout: str, *, touched_ms: int | None = None) -> bool:
         """Delete all data of a rollout; return whether it was deleted. Appends to its incarnation fail from then on.
@@ -637,18 +543,20 @@ class Store:
         return checked(reply)
 
     def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Awaitable[Reply]:
-        return self._run(script, keys.all, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)
+        arguments = (keys.encoded, now_ms, self._ttl_s, *arguments)
+        return self._run(self._scripts[script], (*keys.all, keys.indexes), arguments, durable=True)
 
     def _write_unless_deleted(
         self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int, with_timers: bool = False
     ) -> Awaitable[Reply]:
         """Run a script that also gets the key of deleted incarnations, and the key of timers if it changes them."""
         keys = self.layout.rollout(rollout)
-        all_keys = (*keys.all, keys.deleted, keys.timers) if with_timers else (*keys.all, keys.deleted)
-        return self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)
+        all_keys = (*keys.all, keys.deleted, *((keys.timers,) if with_timers else ()), keys.indexes)
+        arguments = (keys.encoded, now_ms, self._ttl_s, *arguments)
+        return self._run(self._scripts[script], all_keys, arguments, durable=True)
 
     def _namespace(self, layout: Layout, ttl_s: int) -> "Store":
-        return Store(self._servers, layout, replace(self._options, ttl_s=ttl_s or None), self._barrier)
+        return Store(self._servers, layout, replace(self._options, ttl_s=ttl_s or None, indexed={}), self._barrier)
 
     async def _run(
         self,

@@ -13,7 +13,15 @@ import orjson
 import redis
 import zstandard
 
-_UNKEPT = {"beats", "processes", "processes-ends", "processes-counts", "role"}  # the processes that are alive
+_UNKEPT = {
+    "beats",
+    "processes",
+    "processes-ends",
+    "processes-counts",
+    "role",
+    "turn",
+    "repair",
+}  # what processes do at the moment
 _INDEXES = {"free", "leased", "notes", "compared"}  # of queues, which are read from their streams
 _TEXTS = ("head", "request", "sent", "response")
 _HEADER = 11  # of a record: magic, schema, checksum

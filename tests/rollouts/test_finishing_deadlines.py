@@ -12,6 +12,7 @@ from tests.support.sweeping import Process, SetClock, open_group, open_rollout, 
 
 from proxy.rollouts.group import find_group
 from proxy.rollouts.rollout import write_fields
+from storage import StoreOptions, open_store
 from storage.errors import StoreUnreachable
 
 LEASE_MS = 10_000
@@ -137,6 +138,26 @@ async def test_only_the_process_that_has_the_turn_sweeps(store, processes, clock
     await processes[0].deadlines.close()
 
     assert ("aborted", "deadline", 9000) == await ending(store)
+
+
+async def test_the_process_that_has_the_turn_repairs_the_index(store, server, clock, monkeypatch):
+    """A process of 0.1.0 wrote a rollout; ten minutes later nothing is wrong."""
+    monkeypatch.setattr("proxy.rollouts.finishing._INTERVALS_S", (0.001, 0.002))
+    monkeypatch.setattr("proxy.rollouts.finishing._LOOK_INTERVAL_S", 0)
+    options = StoreOptions(prefix=store.layout.prefix, indexed={})
+    old = await open_store(f"unix:{server.socket}", options)
+    await old.open("r1", {}, now_ms=5)
+    await old.close()
+    process, status = Process(store, clock), ("status", b'"open"', None, 5, None, None)
+    before = await store.listing.page_of(*status)
+    process.deadlines.start()
+    async with asyncio.timeout(TIMEOUT_S):
+        while (page := await store.listing.page_of(*status)) is None:
+            clock.ms += 60_000
+            await asyncio.sleep(0.01)
+    await process.deadlines.close()
+
+    assert (None, ("r1",)) == (before, page.names)
 
 
 async def test_timers_of_rollouts_that_are_gone_or_have_no_deadline_are_removed(store, processes, clock):

@@ -22,8 +22,9 @@ from proxy.api.requests import body_from, named, page_from, query_from, rollout_
 from proxy.api.rollout_id import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged, NotFound
-from proxy.rollouts.group import join, read_group
+from proxy.rollouts.group import find_group, join, read_group
 from proxy.rollouts.rollout import (
+    Marks,
     Rollout,
     deadlines_of,
     first_due_ms,
@@ -37,7 +38,7 @@ from proxy.rollouts.steps import aside, check_step_rewards, check_threads, read_
 from proxy.rollouts.stored_fields import left_out
 from proxy.trajectory.text_search import Needle, search
 from storage.errors import StorageError
-from storage.types import Change, StoredEntity
+from storage.types import Change, Page, StoredEntity
 
 _FIELDS_OF_OPENING = (
     "group_id", "metadata", "model", "sampling", "tools", "limits", "reply", "continuation",
@@ -70,17 +71,51 @@ def check_opening(stored: StoredEntity, fields: Mapping[str, bytes], what: str, 
 
 
 async def list_rollouts(request: web.Request) -> web.Response:
-    """`GET /rollouts`: newest first. `since` is unix seconds; with filters, a page may have fewer than its limit."""
+    """`GET /rollouts`: newest first. `since` and `until` are unix seconds.
+
+    With filters, a response ends after a quarter of a second, so that a page may have fewer rollouts than its limit.
+    """
     context = request.app[CONTEXT]
     asked = query_from(request, ListRollouts)
-    since_ms = None if asked.since is None else asked.since * 1000
-    page = await page_from(context.store.list(cursor=asked.cursor, limit=asked.limit, since_ms=since_ms))
-    found = await asyncio.gather(*map(context.store.get, page.names))
-    rollouts, unreadable = read_rollouts(found, context.metrics)
-    shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts if asked.matches(rollout)))
+    found: list[tuple[Rollout, Marks]] = []
+    unreadable: list[dict[str, str]] = []
+    cursor, began = asked.cursor, context.clock.monotonic()
+    while True:
+        page = await _candidates(context, asked, cursor)
+        cursor = page.cursor
+        entries = [entry for entry in await context.store.get_all(page.names, with_marks=True) if entry is not None]
+        rollouts, damaged = read_rollouts([stored for stored, _ in entries], context.metrics)
+        marks = {stored.name: stored_marks for stored, stored_marks in entries}
+        unreadable += damaged
+        found += [(rollout, read_marks(marks[rollout.rollout_id])) for rollout in rollouts if asked.matches(rollout)]
+        if len(found) > asked.limit:
+            del found[asked.limit :]
+            cursor = context.store.listing.cursor(found[-1][0].rollout_id, found[-1][0].created_ms)
+        if cursor is None or len(found) == asked.limit or context.clock.monotonic() - began >= _LIST_BUDGET_S:
+            break
+    shown = [_fields(request, context, rollout, own) for rollout, own in found]
     listed = [{**fields, "metadata": own_metadata(fields["metadata"])} for fields in shown]
     left = {"unreadable": unreadable} if unreadable else {}
-    return json_response({"rollouts": listed, "cursor": page.cursor, **left})
+    return json_response({"rollouts": listed, "cursor": cursor, **left})
+
+
+async def _candidates(context: Context, asked: ListRollouts, cursor: str | None) -> Page:
+    """Return a page of rollouts that may match.
+
+    They are the members of the group, or those that the store's index has, or all.
+    """
+    store, limit = context.store, asked.limit
+    since_ms, until_ms = (None if time_s is None else time_s * 1000 for time_s in (asked.since, asked.until))
+    if asked.group_id is not None:
+        names = () if (group := await find_group(store, asked.group_id)) is None else (*group.members, *group.unneeded)
+        return await page_from(store.listing.page_among(names, cursor, limit, since_ms, until_ms))
+    by_policy = asked.policy is not None and asked.status in (None, "completed")  # by the rarer one of two
+    for field, value in (("policy", asked.policy if by_policy else None), ("status", asked.status)):
+        if value is not None:
+            of_index = store.listing.page_of(field, orjson.dumps(value), cursor, limit, since_ms, until_ms)
+            if (page := await page_from(of_index)) is not None:
+                return page
+    return await page_from(store.listing.page(cursor, limit, since_ms, until_ms))
 
 
 async def show_rollout(request: web.Request) -> web.Response:
@@ -200,7 +235,10 @@ def opened(request: web.Request, context: Context, stored: StoredEntity) -> dict
 
 
 async def _shown(request: web.Request, context: Context, rollout: Rollout) -> dict[str, Any]:
-    marks = read_marks(await context.store.marks(rollout.rollout_id))
+    return _fields(request, context, rollout, read_marks(await context.store.marks(rollout.rollout_id)))
+
+
+def _fields(request: web.Request, context: Context, rollout: Rollout, marks: Marks) -> dict[str, Any]:
     counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
     if "cached_tokens" in rollout.counts:  # not every engine reports them
         counts["cached_tokens"] = rollout.counts["cached_tokens"]
@@ -237,6 +275,7 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
     }
 
 
+_LIST_BUDGET_S: Final = 0.25
 _MATCHES: Final = 5  # of a rollout
 _PAGE: Final = 16  # rollouts that are searched before the time is checked
 _BUDGET_S: Final = 1.0

@@ -214,8 +214,14 @@ class _Since(RolloutFilter):
 class ListRollouts(_Since):
     """`GET /rollouts`."""
 
+    until: Index | None = _described("unix time in seconds")
+    policy: str | None = _described("of the rollout's first step")
     limit: PageSize = 100
     cursor: str | None = None
+
+    def matches(self, rollout: Rollout) -> bool:
+        """Return whether a rollout matches."""
+        return super().matches(rollout) and self.policy in (None, rollout.policy)
 
 
 class ExportMany(_Since, ExportRollout):

@@ -94,6 +94,7 @@ export function Rollouts({ shell }) {
   const [isLoading, setLoading] = useState(false);
   const known = useRef(new Map());
   const { all, cursor, isLoaded } = list;
+  const filter = status ? { status } : {};
 
   const show = (change) =>
     setList((before) => ({
@@ -106,16 +107,20 @@ export function Rollouts({ shell }) {
   async function older() {
     setLoading(true);
     try {
-      const page = await json(["rollouts"], { limit: PAGE, cursor });
-      for (const rollout of page.rollouts)
+      const of = known.current;
+      const page = await json(["rollouts"], { limit: PAGE, cursor, ...filter });
+      for (const rollout of of === known.current ? page.rollouts : [])
         if (!known.current.has(rollout.rollout_id)) known.current.set(rollout.rollout_id, rollout);
-      show({ cursor: page.cursor });
+      if (of === known.current) show({ cursor: page.cursor }); // else the status was changed meanwhile
     } catch (error) {
       shell.fail(error);
     }
     setLoading(false);
   }
-  useEffect(() => following(known.current, show, shell), []);
+  useEffect(() => {
+    known.current = new Map();
+    return following(known.current, filter, show, shell);
+  }, [status]);
 
   const rows = useMemo(() => {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
@@ -139,14 +144,17 @@ export function Rollouts({ shell }) {
     <${RolloutTable} label="Rollouts" rows=${rows} message=${isLoaded && rows.length === 0 ? none : null} />`;
 }
 
-/** Keep the newest rollouts in `known` current, and `show` them after each change. Return the function that ends it. */
-function following(known, show, shell) {
+/**
+ * Keep the newest rollouts that match the filter of the route in `known` current, and `show` them after each change. Return the
+ * function that ends it.
+ */
+function following(known, filter, show, shell) {
   let isOver = false;
   let isFirst = true;
   let [changes, isLost] = [new Set(), true];
 
   async function newest() {
-    const page = await json(["rollouts"], { limit: PAGE });
+    const page = await json(["rollouts"], { limit: PAGE, ...filter });
     const oldest = page.cursor === null ? 0 : Math.min(...page.rollouts.map((rollout) => rollout.created_ms));
     const listed = new Set(page.rollouts.map((rollout) => rollout.rollout_id));
     for (const { rollout_id: name, created_ms: created } of known.values())

@@ -1,6 +1,6 @@
 -- Delete all keys of a rollout and its member of the listing in one transaction. With a TTL, keep the incarnation for
 -- a while, because a late append would restore the rollout otherwise.
--- KEYS: the seven keys of the rollout, the deleted incarnations, the timers.
+-- KEYS: the seven keys of the rollout, the deleted incarnations, the timers, the index.
 -- ARGV: the expected touched_ms, if a rollout that was touched since must remain.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if ARGV[4] and redis.call('HGET', KEYS[1], 'touched_ms') ~= ARGV[4] then return 0 end
@@ -14,6 +14,7 @@ end
 redis.call('ZREM', KEYS[9], ARGV[1] .. ' ' .. incarnation)
 redis.call('ZREM', KEYS[7], member())
 redis.call('ZREM', KEYS[6], member())
+remove_from_index(entries(KEYS[1], member()))
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 publish('')
 return 1

@@ -1,14 +1,15 @@
 -- Open a rollout, or create it with one incarnation, one set of fields and one member of the listing, if several
 -- callers open it at the same time. Return its hash, the announcements, and whether a reservation was made: 1 or 0,
 -- or nil if the rollout has no field `places` (its limit on records and reservations) or none is requested.
--- KEYS: the seven keys of the rollout, the announcements; for a rollout with a timer the timers.
+-- KEYS: the seven keys of the rollout, the announcements; for a rollout with a timer the timers; the index.
 -- ARGV: incarnation, name of the reservation ('': none), lease_ms, then field, value, ...; for a rollout with a timer
 -- its time.
 if redis.call('HSETNX', KEYS[1], 'birth', ARGV[4]) == 1 then
   redis.call('HSET', KEYS[1], 'created_ms', ARGV[2])
   for i = 7, #ARGV - 1, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-  if KEYS[9] then redis.call('ZADD', KEYS[9], ARGV[#ARGV], ARGV[1] .. ' ' .. ARGV[4]) end
+  if KEYS[10] then redis.call('ZADD', KEYS[9], ARGV[#ARGV], ARGV[1] .. ' ' .. ARGV[4]) end
   redis.call('ZADD', KEYS[6], 0, member())
+  add_to_index(KEYS[1], member())
   publish('')
 end
 touch()

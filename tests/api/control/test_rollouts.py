@@ -188,6 +188,42 @@ async def test_rollouts_can_be_filtered_by_status_group_and_time(proxy):
     assert [] == await listed("since=9999999999")
 
 
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_filtered_pages_have_every_rollout_that_matches_once(proxy, store, monkeypatch, is_indexed):
+    """By the index, or by all rollouts while the index may lack some; each is checked."""
+    names = [f"r{number:02}" for number in range(24)]
+    for number, name in enumerate(names):
+        await proxy.post("/rollouts", {"rollout_id": name, **({"group_id": "g"} if number % 3 == 0 else {})})
+        if number % 4 == 0:
+            await proxy.turns(name, 1)
+        if number % 6 == 0:
+            await proxy.post(f"/rollouts/{name}/finish", {"status": "failed"})
+    if not is_indexed:
+        await store.open("unindexed", {}, now_ms=1)
+        await store.delete("unindexed")
+        bucket = store.layout.buckets[0]
+        await store._servers.execute(
+            bucket.indexes, [("ZADD", bucket.indexes, 0, 'f:status="open"\0000000000000001gone')]
+        )
+
+    async def listed(query):
+        found, cursor = [], ""
+        while True:
+            page = (await proxy.get(f"/rollouts?limit=2&{query}{cursor}")).json
+            found += [rollout["rollout_id"] for rollout in page["rollouts"]]
+            if page["cursor"] is None:
+                return sorted(found)
+            cursor = f"&cursor={page['cursor']}"
+
+    assert names[::6] == await listed("status=failed")
+    assert names[::4] == await listed("policy=default")
+    assert names[::12] == await listed("policy=default&status=failed")
+    assert names[::3] == await listed("group_id=g")
+    assert names[::6] == await listed("group_id=g&status=failed")
+    assert names == await listed("until=9999999999")
+    assert [] == await listed("until=1&policy=default") == await listed("policy=other") == await listed("group_id=none")
+
+
 async def test_an_invalid_query_of_rollouts_is_400_and_names_the_parameter(proxy):
     for query in [
         "limit=0",
