@@ -21,7 +21,6 @@ ROUNDS = 3
 PROMPTS = (1_000, 8_000, 32_000, 128_000)
 IN_FLIGHT = (1, 10, 100, 1_000, 5_000)
 STEPS = (1, 10, 100, 500, 2_000)
-STORED = (1_000, 10_000, 100_000)
 
 
 @dataclass(frozen=True)
@@ -133,30 +132,6 @@ def steps(places: Places) -> Curve:
     return Curve("steps", "Growth with steps in a rollout", "steps in the rollout", how, points, panels)
 
 
-def stored(places: Places) -> Curve:
-    """Measure calls and reads by the number of rollouts in the store."""
-    count_before = 0
-
-    async def measure(server: Server, socket: Path, count: int) -> dict[str, float]:
-        nonlocal count_before
-        await load.fill(socket, count - count_before, conversation(2, 64, "r"), first=count_before)
-        count_before = count
-        page = await _milliseconds(server, "/rollouts?limit=100")
-        export = await _milliseconds(server, "/rollouts/r7/export?format=sequences&container=arrow")
-        call = await _call_ms(server, f"with-{count}")
-        bare = await _call_ms(places.bare, "r")
-        columns = {"a call, bare (ms)": bare, "a call (ms)": call}
-        return columns | {"a page of 100 rollouts (ms)": page, "export of one rollout (ms)": export}
-
-    points = _over(places, STORED, measure)
-    panels = {
-        "latency of a call, ms": ["a call, bare (ms)", "a call (ms)"],
-        "latency of reads, ms": ["a page of 100 rollouts (ms)", "export of one rollout (ms)"],
-    }
-    how = "Rollouts of two steps, written to the store directly; then calls and reads over HTTP with one client."
-    return Curve("stored", "Growth with stored rollouts", "stored rollouts", how, points, panels)
-
-
 def workers(places: Places) -> Curve:
     """Measure calls by the number of worker processes (`serve --workers`)."""
     points = []
@@ -220,6 +195,5 @@ CURVES: Mapping[str, Callable[[Places], Curve]] = {
     "prompts": prompts,
     "in-flight": in_flight,
     "steps": steps,
-    "stored": stored,
     "workers": workers,
 }

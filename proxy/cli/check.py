@@ -191,13 +191,13 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     is_limited = bool(limits) and len(known) == len(limits)
     calls, queued = (sum(known), settings.engines.max_queued) if is_limited else (DEFAULT_CALLS, 0)
     needed = calls * FILES_PER_CALL + queued + settings.store.max_connections + OTHER_FILES
-    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which `serve` raises the soft limit
     if limit == resource.RLIM_INFINITY or limit >= needed:
         yield Finding("open files", "ok", f"the limit of {limit} is sufficient for {calls + queued} concurrent calls")
         return
     source = "allowed by max_in_flight and max_queued" if is_limited else "typical of a busy proxy"
     seen = f"the limit is {limit}; {calls + queued} concurrent calls ({source}) need about {needed}"
-    fix = f"run ulimit -n {needed}, or set LimitNOFILE= in the systemd unit; the hard limit of this shell is {hard}"
+    fix = f"run ulimit -Hn {needed} as root, or set LimitNOFILE= in the systemd unit"
     yield Finding("open files", "note", seen, fix)
 
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,6 +65,7 @@ async def running(
     While the store is unreachable, a standby application listens. With a `slot`, this is one of several workers: its supervisor
     listens at the addresses, and hands connections over by `channels` (see `handover`), the one of `control.listen` last.
     """
+    _allow_many_files()
     async with AsyncExitStack() as stack:
         served: RunningServer | None = None
         while served is None:
@@ -73,6 +74,15 @@ async def running(
             except StoreUnreachable as error:
                 await _stand_by(settings, store, _StandbyApp(str(error)), channels)
         yield served
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as this process may, since each call has two: most systems begin with 1,024."""
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit; macOS refuses an infinite one
+        import resource  # noqa: PLC0415
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @asynccontextmanager

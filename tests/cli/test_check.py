@@ -78,13 +78,13 @@ async def test_both_addresses_of_a_running_proxy_are_notes(engine, store):
 
 def test_a_limit_of_open_files_below_the_calls_in_flight_is_a_note():
     """A call needs two files, a queued one needs one; the note has the number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": 10}], "max_queued": 10}
     many = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": limit}], "max_queued": 10}
 
     assert 1 == len(graded(list(check_files(load(engines=few))))["ok"])
     (note,) = graded(list(check_files(load(engines=many))))["note"]
-    assert f"ulimit -n {2 * limit + 10 + 64 + 128}" in note
+    assert f"ulimit -Hn {2 * limit + 10 + 64 + 128}" in note
 
 
 def test_an_unusable_path_of_the_journal_is_a_fault(tmp_path):

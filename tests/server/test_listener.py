@@ -1,6 +1,7 @@
 """Listening, the shutdown, and a start without a store."""
 
 import asyncio
+import resource
 import socket
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
@@ -229,3 +230,16 @@ async def test_connections_that_wait_in_the_backlog_are_counted():
             stack.enter_context(socket.create_connection(listening.getsockname()))
 
         assert (0, 3) == (before, backlog_of([listening]))
+
+
+async def test_a_process_may_open_as_many_files_as_its_hard_limit_allows(store):
+    """With the usual soft limit of 1,024, connections would wait in the backlog at 500 calls."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        async with running(settings_for(None), store):
+            raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert (hard, hard) == raised
