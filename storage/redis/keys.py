@@ -25,6 +25,7 @@ Keys of a bucket:
     {prefix}:{B}:free:NAME      zset   only for groups: entries of the queue NAME without a holder -> Unix ms
     {prefix}:{B}:leased:NAME    zset   the same for entries with a holder -> Unix ms at which their lease ends
     {prefix}:{B}:notes:NAME     hash   the same entries (entry ID, space, ID) -> `=` + note
+    {prefix}:{B}:watched:NAME:CONSUMER  zset  holders -> Unix ms until which they have to extend their leases
     {prefix}:{B}:compared:NAME  string Unix ms at which these three were last compared with the streams
     {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
     {prefix}:{B}:turn           string exists while a process looks at expired timers; first bucket only
@@ -111,6 +112,10 @@ class Bucket(NamedTuple):
         keys = (f"{self.prefix}{part}:{_encoded(queue)}".encode() for part in ("free", "leased", "notes", "compared"))
         available, leased, notes, compared = keys
         return available, leased, notes, compared
+
+    def watched(self, queue: str, consumer: str) -> bytes:
+        """Return the key of the watched holders of a consumer."""
+        return f"{self.prefix}watched:{_encoded(queue)}:{_encoded(consumer)}".encode()
 
     def role(self, name: str) -> bytes:
         """Return the key of a role that one process has."""

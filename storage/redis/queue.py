@@ -29,8 +29,10 @@ from storage.types import (
 
 _NO_HOLDER: Final = "-"
 _REMOVED: Final = ""
-_COMPARE_MS: Final = 10_000
-_PAGE: Final = 1000  # entries per script
+_COMPARE_MS: Final = 10_000  # at least, and so that comparing takes a small share of the time
+_COMPARE_SHARE: Final = 30
+_PAGE: Final = 1000  # entries that are read together
+_LEAST: Final = 10  # entries of a bucket
 _NOTES_PAGE: Final = 250
 _AVAILABLE: Final = b"0"  # where an entry is in the index, as in queue_note.lua
 _ABSENT: Final = b""
@@ -65,6 +67,7 @@ class Queue:
         self._layout = layout.groups
         self._ttl_s = ttl_s
         self._comparing: set[asyncio.Task[None]] = set()
+        self._interval_ms = _COMPARE_MS
 
     async def enqueue(
         self,
@@ -106,7 +109,7 @@ class Queue:
         These are those after the first `skip` ones. A group may have a holder nevertheless.
         """
         index = self._layout.buckets[0].queue_index(queue)
-        reply = await self._run(scripts.QUEUE_READ, [self._announcements, *index], (skip, limit, _COMPARE_MS))
+        reply = await self._run(scripts.QUEUE_READ, [self._announcements, *index], (skip, limit, self._interval_ms))
         announcements, entries, available, claimed, oldest_age_ms, is_due = reply
         if is_due:
             comparing = asyncio.get_running_loop().create_task(self._compare(queue))
@@ -126,15 +129,13 @@ class Queue:
         """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
         return (await self.read(queue)).counts
 
-    async def holders(self, queue: str = DEFAULT_QUEUE) -> dict[str, int]:
-        """Return the holders of groups of a queue, and for how many ms (by the server's clock) each did not claim or extend."""
-        calls = [(scripts.QUEUE_HOLDERS, [bucket.queue(queue)], ()) for bucket in self._layout.buckets]
-        found: dict[str, int] = {}
-        for part in whole(await self._run_each(calls)):
-            for name, silent_ms in part:
-                holder = name.decode()
-                found[holder] = min(silent_ms, found.get(holder, silent_ms))
-        return found
+    async def overdue(self, consumer: str, queue: str = DEFAULT_QUEUE, *, forget: str = "") -> list[str]:
+        """Return holders of a consumer that have not extended their leases in the time for which `extend` watches them.
+
+        They may have extended or ended them elsewhere. `forget`: a holder that is watched no more.
+        """
+        script, keys, arguments = self._watching(queue, consumer, forget, b"")
+        return [holder.decode() for holder in await self._run(script, keys, arguments)]
 
     @asynccontextmanager
     async def arrivals(self, queue: str) -> AsyncIterator[asyncio.Event]:
@@ -164,13 +165,20 @@ class Queue:
         return ClaimedGroup(queued, decode_entity(group.group, entity), decoded)
 
     async def extend(
-        self, groups: Mapping[QueuedGroup, Mapping[str, bytes | None]], holder: str, *, lease_ms: int, now_ms: int
+        self,
+        groups: Mapping[QueuedGroup, Mapping[str, bytes | None]],
+        holder: str,
+        *,
+        lease_ms: int,
+        now_ms: int,
+        watch: tuple[str, int] | None = None,
     ) -> list[bool]:
         """Set the leases to end this long from now, with fields for each group.
 
-        Returns False for a group if another holder, or none, has it.
+        Returns False for a group if another holder, or none, has it. `watch`: a consumer, for which the holder is `overdue`
+        unless it extends its leases again in this many ms.
         """
-        return [state > 0 for state, *_ in await self._lease(groups, holder, holder, lease_ms, now_ms)]
+        return [state > 0 for state, *_ in await self._lease(groups, holder, holder, lease_ms, now_ms, watch)]
 
     async def release(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int, silent_ms: int = 0
@@ -199,6 +207,7 @@ class Queue:
         holder: str,
         lease_ms: int,
         now_ms: int,
+        watch: tuple[str, int] | None = None,
     ) -> Sequence[Reply]:
         """Lease groups of one queue, and note that in the index, with one write to each server; return the replies.
 
@@ -211,8 +220,9 @@ class Queue:
             self._moving(group, fields, (source, holder, group.entry_id, idle_ms, 0), now_ms)
             for group, fields in groups.items()
         ]
-        noted = self._noted(queue, [part for group in groups for part in self._entry(group, lease_ms)])
-        *replies, _ = await self._run_durably([*calls, noted])
+        hints = [self._noted(queue, [part for group in groups for part in self._entry(group, lease_ms)])]
+        hints += [] if watch is None else [self._watching(queue, watch[0], holder, watch[1])]
+        replies = (await self._run_durably([*calls, *hints]))[: len(calls)]
         wrong = [
             part
             for group, (state, *left_ms) in zip(groups, whole(replies), strict=True)
@@ -234,13 +244,16 @@ class Queue:
 
     async def _compare(self, queue: str) -> None:
         """Correct the index of a queue by its streams. Entries that are moved meanwhile are left as they are."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         with suppress(StorageError):
             known = await self._indexed(queue)
             starts: dict[Bucket, bytes] = dict.fromkeys(self._layout.buckets, b"-")
             unread: set[Bucket] = set()
             corrections: list[bytes | int] = []
             while starts:
-                pages = [(scripts.QUEUE_ENTRIES, [it.queue(queue)], (start, _PAGE)) for it, start in starts.items()]
+                limit = max(_LEAST, _PAGE // len(starts))
+                pages = [(scripts.QUEUE_ENTRIES, [it.queue(queue)], (start, limit)) for it, start in starts.items()]
                 replies = await self._run_each(pages)
                 for bucket, reply in zip([*starts], replies, strict=True):
                     if isinstance(reply, StorageError):
@@ -260,6 +273,7 @@ class Queue:
                     corrections += (entry, place, _GONE, _UNCHANGED)
             for start in range(0, len(corrections), 4 * _NOTES_PAGE):
                 await self._run_each([self._noted(queue, corrections[start : start + 4 * _NOTES_PAGE])])
+        self._interval_ms = max(_COMPARE_MS, round(1000 * _COMPARE_SHARE * (loop.time() - began)))
 
     async def _indexed(self, queue: str) -> dict[bytes, bytes]:
         """Return all entries of an index, and where it has each."""
@@ -282,6 +296,13 @@ class Queue:
     def _entry(self, group: QueuedGroup, lease: bytes | int) -> tuple[bytes | int, ...]:
         """Return the arguments for an entry in queue_note.lua."""
         return group.entry_id.encode() + b" " + self._layout.rollout(group.group).encoded, _ANYWHERE, lease, _UNCHANGED
+
+    def _watching(self, queue: str, consumer: str, holder: str, silent_ms: bytes | int) -> scripts.Call:
+        return (
+            scripts.QUEUE_WATCH,
+            [self._layout.buckets[0].watched(queue, consumer)],
+            (holder, silent_ms, MAX_LEASE_MS),
+        )
 
     def _noted(self, queue: str, entries: Sequence[bytes | int]) -> scripts.Call:
         return scripts.QUEUE_NOTE, self._layout.buckets[0].queue_index(queue)[:3], entries

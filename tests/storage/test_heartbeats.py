@@ -1,7 +1,9 @@
 """The heartbeats of processes and the roles that one of them has, on every kind of server."""
 
 import asyncio
+from secrets import token_hex
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,3 +76,72 @@ async def test_a_role_has_one_process_at_a_time(store):
     assert [False, True, True] == [await lead("b", 0), await lead("a", 0), await lead("b", 1)]
     await asyncio.sleep(0.01)
     assert await lead("a")
+
+
+async def test_the_cost_of_a_heartbeat_does_not_grow_with_the_number_of_processes(redis_server, opened):
+    """Nor does its reply: the commands of its script are the same with 10 and with 1,000 processes."""
+    store = await opened(redis_server.url, prefix=token_hex(8))
+    await store.announcements.announce("pause", b'"wait"')
+    costs = []
+    with redis_server.client as client:
+        for count in (10, 1000):
+            beats = [
+                await beat(store, f"p{number}", default=(number % 2, 1), planner=(0, 0)) for number in range(count)
+            ]
+            before = commands(client)
+            counts = (await beat(store, "p0", known=beats[-1].known, default=(1, 2), planner=(0, 0))).counts
+            costs.append(commands(client) - before)
+            assert {"default": (count + 1, count // 2 - 1), "planner": (0, 0)} == counts
+            await beat(store, "p0", known=beats[-1].known, default=(0, 1), planner=(0, 0))
+
+    assert costs[1] <= costs[0] + 1  # the expiry of a key is set if it is another
+
+
+def commands(client):
+    """Return how many commands the server has run, with those of scripts, without INFO."""
+    stats = client.info("commandstats")
+    return sum(stat["calls"] for name, stat in stats.items() if name != "cmdstat_info")
+
+
+@pytest.fixture
+async def older(redis_server, opened):
+    """Return a store, and a function that sends a heartbeat as 0.1.0 does."""
+    store = await opened(redis_server.url, prefix=token_hex(8))
+    key = store.layout.buckets[0].heartbeats
+    with redis_server.client as client:
+
+        def send(name, number, calls, lifetime_ms=60_000):
+            client.hset(key, name, b"%015d" % (1000 * client.time()[0] + lifetime_ms) + b"[%d,%d]" % (number, calls))
+
+        def seen():
+            """Return what a heartbeat of 0.1.0 returns."""
+            return {name.decode(): orjson.loads(value[15:]) for name, value in client.hgetall(key).items()}
+
+        yield store, send, seen
+
+
+async def test_processes_of_the_last_release_are_counted(older):
+    """By policy, until their lifetime ends."""
+    store, send, _ = older
+    send("old", 1, 5)
+    send("old:planner", 3, 7)
+    send("gone", 0, 100, lifetime_ms=-2000)
+    first = await beat(store, "new", default=(2, 1), planner=(3, 0))
+
+    assert {"default": (6, 1), "planner": (7, 0)} == first.counts
+
+
+async def test_processes_of_the_last_release_see_all_others_as_one(older):
+    """With all their calls in flight, and the oldest number that one of them knows."""
+    store, send, seen = older
+    send("old", 1, 5)
+    await beat(store, "a", default=(2, 1), planner=(4, 2))
+    await beat(store, "b", default=(3, 4))
+    both = seen()
+    await beat(store, "a", 0)
+    one = seen()
+    await beat(store, "b", 0)
+
+    assert {"old": [1, 5], "~": [2, 5], "~:planner": [4, 2]} == both
+    assert {"old": [1, 5], "~": [3, 4]} == one
+    assert {"old": [1, 5]} == seen()

@@ -1,23 +1,84 @@
-"""The routes by which a consumer acknowledges or releases a batch, or extends its lease on the groups.
+"""The routes by which a consumer acknowledges or releases a batch, or extends its lease on the groups, and the take-over.
 
 A batch can be acknowledged or released through any process that shares the store. Repeated requests get the same response.
 """
 
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import compress
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.claims import INTERVALS_MISSED, held_fields, release
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ExtendBatch, ReleaseBatch
 from proxy.api.http import json_response
-from proxy.api.requests import body_from, rollout_id_from
+from proxy.api.requests import body_from, named, rollout_id_from
 from proxy.errors import Conflict, Damaged, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields
 from proxy.rollouts.rollout import ClaimId, write_fields
+from proxy.telemetry.logs import LOG
+from storage.errors import FieldsChanged
 from storage.types import QueuedGroup
+
+INTERVALS_MISSED: Final = 2  # without a heartbeat: one was due after the first, and the next one is
+UNHELD: Final = ("batch_id", "consumer", "lease_ms")  # what a group has only while it is leased
+
+
+def held_fields(claim: ClaimId, consumer: str, until_ms: int) -> dict[str, bytes | None]:
+    """Return the fields of a group that is leased."""
+    return state_fields(claim.policy, status="claimed", batch_id=claim.batch_id, consumer=consumer, lease_ms=until_ms)
+
+
+async def release(
+    context: Context,
+    batch_id: str,
+    waiting: QueuedGroup,
+    undone: Mapping[str, bytes | None] | None = None,
+    *,
+    silent_ms: int = 0,
+) -> bool:
+    """Return a leased group to the queue; return whether it was leased, and its batch not extended for `silent_ms`."""
+    fields = {**state_fields(waiting.queue, status="complete", **dict.fromkeys(UNHELD)), **(undone or {})}
+    now_ms = context.clock.now_ms()
+    return await context.store.queue.release(waiting, batch_id, fields, now_ms=now_ms, silent_ms=silent_ms)
+
+
+def watch_of(consumer: str, instance: str | None, heartbeat_ms: int | None) -> tuple[str, int] | None:
+    """Return how the heartbeats of a batch are watched, for `take_over`; None if they are not."""
+    return None if instance is None or heartbeat_ms is None else (consumer, INTERVALS_MISSED * heartbeat_ms)
+
+
+async def take_over(context: Context, consumer: str, instance: str, policy: str) -> None:
+    """Release the groups of other instances of a consumer that missed a heartbeat, and end their batches.
+
+    A heartbeat is missed if the next one is due as well.
+    """
+    names = await context.store.queue.overdue(consumer, policy)
+    for name, stored in zip(names, await context.store.batches.get_each(names), strict=True):
+        batch = None if stored is None else read_batch(stored)
+        if batch is None or batch.ended is not None:
+            await context.store.queue.overdue(consumer, policy, forget=name)
+        elif batch.instance != instance and batch.heartbeat_ms:
+            await _end_silent(context, batch, instance, INTERVALS_MISSED * batch.heartbeat_ms)
+
+
+async def _end_silent(context: Context, batch: Batch, instance: str, limit_ms: int) -> None:
+    """End a batch and release its groups, unless its lease is extended meanwhile: the first group decides for all."""
+    for waiting in batch.held:
+        if await release(context, batch.batch_id, waiting, silent_ms=limit_ms):
+            break
+    else:
+        return
+    with suppress(FieldsChanged):  # it ended otherwise meanwhile
+        fields = write_fields({"ended": "taken_over"})
+        now_ms = context.clock.now_ms()
+        await context.store.batches.update_if(batch.batch_id, fields, expect={"ended": None}, now_ms=now_ms)
+    for waiting in batch.held:
+        await release(context, batch.batch_id, waiting)
+    shown = {**named(batch, "batch_id", "consumer", "instance"), "taken_over_by": instance}
+    LOG.warning("Batch taken over from an instance of its consumer that missed a heartbeat", extra={"fields": shown})
 
 
 async def ack_batch(request: web.Request) -> web.Response:
@@ -86,7 +147,8 @@ async def extend_batch(request: web.Request) -> web.Response:
     lease_ms, now_ms = extend.lease_ms, context.clock.now_ms()
     fields = held_fields(ClaimId(batch.policy, batch.batch_id), batch.consumer, now_ms + lease_ms)
     entries = dict.fromkeys(batch.held, fields)
-    has = await context.store.queue.extend(entries, batch.batch_id, lease_ms=lease_ms, now_ms=now_ms)
+    watch = watch_of(batch.consumer, batch.instance, batch.heartbeat_ms)
+    has = await context.store.queue.extend(entries, batch.batch_id, lease_ms=lease_ms, now_ms=now_ms, watch=watch)
     held = [waiting.group for waiting in compress(entries, has)]
     _check_any(batch, held)
     shown = {"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": _lost(batch, held)}

@@ -23,17 +23,17 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
+from proxy.api.control.batches import UNHELD, held_fields, release, take_over, watch_of
 from proxy.api.control.export_query import ExportQuery, export_query
 from proxy.api.control.group_rows import REWARD_PENDING, Reason, check_members, read_group_rows, why_pending
 from proxy.api.control.outcomes import Earned, Outcome, earned_by, estimate, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.api.http import CLIENT_CLOSED_REQUEST
-from proxy.api.requests import body_from, named
+from proxy.api.requests import body_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged
 from proxy.export.base import MissingReward
 from proxy.rollouts.group import (
-    Batch,
     Claims,
     Group,
     PolicyState,
@@ -41,7 +41,6 @@ from proxy.rollouts.group import (
     find_group,
     freeze,
     members_of,
-    read_batch,
     read_group,
     read_note,
     state_fields,
@@ -50,7 +49,7 @@ from proxy.rollouts.group import (
     write_batch,
 )
 from proxy.rollouts.policy import NOTHING, Announced, Policy, read_announced
-from proxy.rollouts.rollout import ClaimId, Rollout, write_fields
+from proxy.rollouts.rollout import ClaimId, Rollout
 from proxy.rollouts.steps import aside
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
@@ -59,17 +58,15 @@ from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream.concurrency import run_all
-from storage.errors import FieldsChanged, StorageError, StoreUnreachable
+from storage.errors import StorageError, StoreUnreachable
 from storage.types import ClaimedGroup, QueueCounts, QueuedGroup
 
 _POLL_INTERVAL_S: Final = 1.0  # without a notification: leases expire, and rewards are set
 _AGAIN_S: Final = 0.2  # between two polls at least, if there are many notifications
 _LEASE_PARTS: Final = 3  # a lease is extended after this part of it
-INTERVALS_MISSED: Final = 2  # without a heartbeat: one was due after the first, and the next one is
 _PAGE: Final = 1000  # entries that are read at once, the longest waiting ones first
 _MAX_CONSIDERED: Final = 16_000
 _EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
-_UNHELD: Final = ("batch_id", "consumer", "lease_ms")
 _ROLLOUTS_OF_A_STEP: Final = 32  # recording the metrics of this many takes as long as one step in `aside`
 _LATER: Final = "later_epoch"  # the store may have lost its announcement: such a group is never dropped
 _NO_COUNTS: Final = QueueCounts(0, 0, 0)
@@ -133,6 +130,10 @@ class Claim:
         """How many groups are leased before they are rendered, and rendered at the same time."""
         return 1 if self.query.rescoring is None else 8  # scoring takes long
 
+    def note(self, counts: QueueCounts) -> None:
+        """Note how many groups there are besides those that it leased."""
+        self.counts = counts._replace(claimed=max(0, counts.claimed - len(self.held)))
+
     @property
     def id(self) -> ClaimId:
         """What the rewards that it freezes have of it."""
@@ -180,12 +181,13 @@ async def _fill_in_time(request: web.Request, context: Context, claim: Claim, de
     for groups do not do so again at the same time. It is not shorter than a look, which takes long if thousands of groups are
     refused.
     """
-    others: dict[str, Batch] = {}
+    consumer, instance = claim.body.consumer, claim.body.instance
     async with AsyncExitStack() as stack:
         arrived: asyncio.Event | None = None
         while True:
             began = context.clock.monotonic()
-            await _take_over(context, claim, others)
+            if instance is not None:
+                await take_over(context, consumer, instance, claim.policy.name)
             await fill(context, claim)
             remaining_s = deadline - (ended := context.clock.monotonic())
             if claim.held or _is_disconnected(request):
@@ -230,42 +232,6 @@ async def _keep_leases(context: Context, claim: Claim) -> None:
             await context.store.queue.extend(held, claim.batch_id, lease_ms=lease_ms, now_ms=now_ms)
 
 
-async def _take_over(context: Context, claim: Claim, others: dict[str, Batch]) -> None:
-    """Release the groups of other instances of the consumer that missed a heartbeat, and end their batches.
-
-    A heartbeat is missed if the next one is due as well. `others` has the batches that this claim has read before.
-    """
-    consumer, instance = claim.body.consumer, claim.body.instance
-    if instance is None:
-        return
-    silences = await context.store.queue.holders(claim.policy.name)
-    found = await context.store.batches.get_each([name for name in silences if name not in others])
-    others |= {stored.name: read_batch(stored) for stored in found if stored is not None}
-    for name, silence_ms in silences.items():
-        batch = others.get(name)
-        if batch is None or batch.consumer != consumer or batch.instance in (None, instance) or not batch.heartbeat_ms:
-            continue
-        if silence_ms >= (limit_ms := INTERVALS_MISSED * batch.heartbeat_ms):
-            await _end_silent(context, batch, instance, limit_ms)
-
-
-async def _end_silent(context: Context, batch: Batch, instance: str, limit_ms: int) -> None:
-    """End a batch and release its groups, unless its lease is extended meanwhile: the first group decides for all."""
-    for waiting in batch.held:
-        if await release(context, batch.batch_id, waiting, silent_ms=limit_ms):
-            break
-    else:
-        return
-    with suppress(FieldsChanged):  # it ended otherwise meanwhile
-        fields = write_fields({"ended": "taken_over"})
-        now_ms = context.clock.now_ms()
-        await context.store.batches.update_if(batch.batch_id, fields, expect={"ended": None}, now_ms=now_ms)
-    for waiting in batch.held:
-        await release(context, batch.batch_id, waiting)
-    shown = {**named(batch, "batch_id", "consumer", "instance"), "taken_over_by": instance}
-    LOG.warning("Batch taken over from an instance of its consumer that missed a heartbeat", extra={"fields": shown})
-
-
 def _is_disconnected(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
@@ -276,13 +242,20 @@ async def _record(context: Context, claim: Claim) -> int | None:
     The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch; an exact
     claim then has no batch.
     """
-    lease_ms, is_whole = claim.body.lease_ms, True
+    body, lease_ms, is_whole = claim.body, claim.body.lease_ms, True
+    heartbeat_ms = None if body.heartbeat_s is None else max(1, round(body.heartbeat_s * 1000))
     while True:
         await normalize(context, claim)
         now_ms = context.clock.now_ms()
         fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
         delivered = {held.waiting: fields | held.delivered_to(claim.body.consumer) for held in claim.held}
-        has = await context.store.queue.extend(delivered, claim.batch_id, lease_ms=lease_ms, now_ms=now_ms)
+        has = await context.store.queue.extend(
+            delivered,
+            claim.batch_id,
+            lease_ms=lease_ms,
+            now_ms=now_ms,
+            watch=watch_of(body.consumer, body.instance, heartbeat_ms),
+        )
         if all(has):
             break
         await undo(context, claim, list(compress(claim.held, map(not_, has))))
@@ -291,12 +264,10 @@ async def _record(context: Context, claim: Claim) -> int | None:
     if claim.body.exact and claim.missing:
         await put_back(context, claim)
     if not is_whole:
-        counts = await context.store.queue.counts(claim.policy.name)
-        claim.counts = counts._replace(claimed=max(0, counts.claimed - len(claim.held)))
+        claim.note(await context.store.queue.counts(claim.policy.name))
     if not claim.held:
         return None
-    body, entries = claim.body, [held.waiting for held in claim.held]
-    heartbeat_ms = None if body.heartbeat_s is None else max(1, round(body.heartbeat_s * 1000))
+    entries = [held.waiting for held in claim.held]
     batch = write_batch(body.consumer, claim.policy.name, entries, instance=body.instance, heartbeat_ms=heartbeat_ms)
     await context.store.batches.open(claim.batch_id, batch, now_ms=now_ms, is_new=True)
     return now_ms + lease_ms
@@ -325,7 +296,7 @@ def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None) ->
 
 async def fill(context: Context, claim: Claim) -> None:
     """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
-    now, skip = context.clock.monotonic(), 0
+    now, skip, claim.unreachable = context.clock.monotonic(), 0, None
     refused = set(claim.refused)  # groups that are not considered again, unless
     if now - claim.examined_at >= _EXAMINE_INTERVAL_S:  # rewards may have been set since then
         claim.examined_at = now
@@ -335,7 +306,8 @@ async def fill(context: Context, claim: Claim) -> None:
     while claim.missing and not is_last:
         state = await context.store.queue.read(claim.policy.name, skip=skip, limit=_PAGE)
         claim.announced = read_announced(state.announcements, claim.policy.name)
-        claim.counts, gone = state.counts, len(claim.held) + len(claim.dropped)
+        claim.note(state.counts)
+        gone = len(claim.held) + len(claim.dropped)
         found += [entry for entry in state.groups if entry.group not in refused]
         skip += len(state.groups)
         is_last = len(state.groups) < _PAGE or skip >= _MAX_CONSIDERED
@@ -371,20 +343,6 @@ async def put_back(context: Context, claim: Claim) -> None:
     claim.held.clear()
 
 
-async def release(
-    context: Context,
-    batch_id: str,
-    waiting: QueuedGroup,
-    undone: Mapping[str, bytes | None] | None = None,
-    *,
-    silent_ms: int = 0,
-) -> bool:
-    """Return a leased group to the queue; return whether it was leased, and its batch not extended for `silent_ms`."""
-    fields = {**state_fields(waiting.queue, status="complete", **dict.fromkeys(_UNHELD)), **(undone or {})}
-    now_ms = context.clock.now_ms()
-    return await context.store.queue.release(waiting, batch_id, fields, now_ms=now_ms, silent_ms=silent_ms)
-
-
 async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
     """Release groups that were not returned to the client, and undo their freeze. Finishes even if it is cancelled."""
 
@@ -400,11 +358,6 @@ async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
                 )
 
     await asyncio.shield(context.recorder.tasks.start(undone()))
-
-
-def held_fields(claim: ClaimId, consumer: str, until_ms: int) -> dict[str, bytes | None]:
-    """Return the fields of a group that is leased."""
-    return state_fields(claim.policy, status="claimed", batch_id=claim.batch_id, consumer=consumer, lease_ms=until_ms)
 
 
 def _rank(waiting: QueuedGroup, order: str) -> tuple[int, int]:
@@ -627,7 +580,7 @@ async def _drop(context: Context, claim: Claim, held: Held, reason: Reason) -> N
 
     Its rewards are frozen until it is dropped, so that the response to a later change can have a warning.
     """
-    policy, unheld = claim.policy.name, dict.fromkeys(_UNHELD)
+    policy, unheld = claim.policy.name, dict.fromkeys(UNHELD)
     fields = state_fields(policy, status="dropped", why=reason.why, code=reason.code, **unheld)
     if await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms()):
         claim.dropped[held.waiting.group] = reason

@@ -1,7 +1,7 @@
 -- Move an entry from one holder to another; '-' is no holder, '' removes the entry. An entry without a holder can
 -- also be taken from a holder with an expired lease. If the entry already is where it should go, the response of
 -- this script may have been lost. Entries of groups that no longer exist are removed. With a silence, an entry is not taken
--- from a holder that has claimed or extended entries of the stream within this time.
+-- from a holder that has claimed or extended entries of the stream within this time; reads do not change that.
 -- ARGV: from, to, entry ID, idle time of the entry, silence in ms (0: none), changes (see fields.lua).
 -- Return {1}, for a claim {1, note, fields, marks}; {0, for how many ms it is leased (0: it is available)}; {-1} if it is gone.
 if redis.call('EXISTS', KEYS[8]) == 0 then return {-1} end
@@ -14,8 +14,10 @@ if owner ~= to and owner ~= from and not (from == '-' and is_free) then
   return {0, left_ms}
 end
 if tonumber(ARGV[8]) > 0 and owner == from then
-  for _, holder in ipairs(consumers(KEYS[8])) do
-    if holder['name'] == from and holder['idle'] < tonumber(ARGV[8]) then return {0, left_ms} end
+  for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[8], 'holders')) do
+    local facts = {}
+    for i = 1, #consumer, 2 do facts[consumer[i]] = consumer[i + 1] end
+    if facts['name'] == from and facts['idle'] < tonumber(ARGV[8]) then return {0, left_ms} end
   end
 end
 local is_gone = redis.call('EXISTS', KEYS[1]) == 0

@@ -294,12 +294,12 @@ async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_g
     await proxy.group("g", 1)
     batch = await proxy.claim(instance="a", heartbeat_s=0.01)
     queue = store.queue
-    holders, queue.holders = queue.holders, None
+    overdue = queue.overdue
 
-    async def outdated(name):
-        return dict.fromkeys(await holders(name), 3600000)
+    async def outdated(*_, **__):
+        return [batch["batch_id"]]
 
-    queue.holders = outdated
+    queue.overdue = outdated
     release = queue.release
 
     async def after_an_extension(*arguments, **options):
@@ -308,7 +308,7 @@ async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_g
 
     extended, queue.release = [], after_an_extension
     late = await proxy.claim(instance="b")
-    queue.release, queue.holders = release, holders
+    queue.release, queue.overdue = release, overdue
 
     assert ([], 200) == (late["groups"], extended[0])
     assert 200 == (await settle(proxy, batch, "ack")).status

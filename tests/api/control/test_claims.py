@@ -343,3 +343,22 @@ async def test_a_failed_claim_that_lost_its_lease_does_not_unfreeze_the_rewards_
     assert 503 == (await first).status
     assert ["g"] == names_in(second)
     assert 409 == (await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status
+
+
+async def test_a_claim_takes_groups_of_other_parts_of_the_store_if_one_is_unreachable(proxy, store, monkeypatch):
+    """If it has none, it is 503."""
+    await proxy.group("g1", 1)
+    await proxy.group("g2", 1)
+    lease = store.queue.claim
+
+    async def claim(queued, *arguments, **named):
+        if queued.group == "g1":
+            raise StoreUnreachable("the test took the store away")
+        return await lease(queued, *arguments, **named)
+
+    monkeypatch.setattr(store.queue, "claim", claim)
+    first = await names(proxy)
+    second = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
+    monkeypatch.setattr(store.queue, "claim", lease)
+
+    assert (["g2"], 503, ["g1"]) == (first, second.status, await names(proxy))

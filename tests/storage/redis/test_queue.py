@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from time import monotonic
 
 import pytest
 from hypothesis import given
@@ -131,25 +130,21 @@ async def test_an_expired_lease_can_be_extended_if_no_other_holder_has_claimed(s
     assert await store.queue.remove(queued, "h", {}, now_ms=9)
 
 
-async def test_the_silence_of_a_holder_ends_when_it_extends(store, until):
-    """A holder is silent since it last claimed or extended; reads do not end its silence."""
+async def test_a_holder_that_does_not_extend_in_time_is_overdue(store, until):
+    """For its consumer; one that has extended, or is forgotten, is not."""
     queued = await enqueued(store, "a", "b")
-    await store.queue.claim(queued["a"], "h", {}, **LONG)
-    await store.queue.claim(queued["b"], "other", {}, **LONG)
+    for name, holder in (("a", "h"), ("b", "other")):
+        await store.queue.claim(queued[name], holder, {}, **LONG)
+        assert [True] == await store.queue.extend({queued[name]: {}}, holder, **LONG, watch=("trainer", 1))
 
-    async def is_silent():
-        await listed(store, limit=10)
-        await store.queue.counts()
-        return min((await store.queue.holders()).values()) >= 30
+    async def are_overdue():
+        return {"h", "other"} == {*await store.queue.overdue("trainer")}
 
-    await until(is_silent)
-    began = monotonic()
-    assert await extend(store, queued["a"], "h", {}, **LONG)
-    silences = await store.queue.holders()
+    await until(are_overdue)
+    await store.queue.extend({queued["a"]: {}}, "h", **LONG, watch=("trainer", 60_000))
 
-    assert {"h", "other"} == silences.keys()
-    assert silences["h"] <= (monotonic() - began) * 1000 + 2
-    assert silences["other"] >= 30
+    assert ["other"] == await store.queue.overdue("trainer")
+    assert [] == await store.queue.overdue("trainer", forget="other") == await store.queue.overdue("evaluator")
 
 
 async def test_a_group_is_released_in_place_of_a_holder_that_is_silent_only(store, until):
@@ -163,7 +158,6 @@ async def test_a_group_is_released_in_place_of_a_holder_that_is_silent_only(stor
     assert [queued] == await listed(store, limit=10)
     assert await field(store, "held_by") is None
     assert not await extend(store, queued, "h", {}, **LONG)
-    assert {} == await store.queue.holders()
 
 
 async def test_a_released_group_keeps_its_position(store):
