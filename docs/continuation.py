@@ -51,18 +51,13 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 ## Which reply is continued
 
 A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options. Of
-several replies that are equal in text and calls (retries, `n`, sub-agents), these decide, in this order:
-
-1. IDs of tool calls and responses that the engine made and the agent repeats;
-2. reasoning that the agent sends back, which must be equal, whitespace apart (what it does not send back is restored);
-3. unchanged text before text in other whitespace or arguments in another format;
-4. the agent (`X-Agent-Name`), then recorded calls with which the call begins, such as an earlier attempt at it;
-5. replies that a client received before others.
+several replies that are equal in text and calls (retries, `n`, sub-agents), these decide, in this order: repeated IDs of tool
+calls and responses; equal reasoning (what the agent does not send back is restored); unchanged whitespace and format of
+arguments; the agent (`X-Agent-Name`); recorded calls with which the call begins; replies that a client received.
 
 If replies with different ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`
-lets the engine render what was sent, and `append` refuses (`edited`). Numbers in arguments are compared as JSON has them: `1`,
-`1.0` and `true` are different. A text prompt of `/v1/completions` is continued if it begins with the prompt and completion of
-an earlier step, as Atropos' `ManagedServer` sends them.
+lets the engine render what was sent, and `append` refuses (`edited`). In arguments, `1`, `1.0` and `true` are different. A text
+prompt of `/v1/completions` is continued if it begins with the prompt and completion of an earlier step.
 
 ## Engines
 

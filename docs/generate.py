@@ -156,15 +156,14 @@ def fidelity_page() -> str:
 
 
 def shapes_page() -> str:
-    """Return docs/trajectories.md with its table of shapes, which tests/trajectory/test_shapes.py asserts."""
-    shapes = import_module("tests.support.shapes").SHAPES
+    """Return docs/trajectories.md with its table of shapes that branch; tests/trajectory/test_shapes.py asserts all."""
     rows = [
         f"| {shape.name}: {shape.meaning} | {_paths(shape.paths)} "
-        f"| {_paths(shape.rows) if shape.rows != shape.paths else 'the same'} "
-        f"| {shape.counted.trained:,} of {shape.counted.total:,} |"
-        for shape in shapes
+        f"| {_paths(shape.rows) if shape.rows != shape.paths else 'the same'} |"
+        for shape in import_module("tests.support.shapes").SHAPES
+        if len(shape.paths) > 1
     ]
-    table = "| shape | tree | sequences | trained of total |\n|---|---|---|---:|\n" + "\n".join(rows) + "\n"
+    table = "| shape | tree | sequences |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     page = (HERE / "trajectories.md").read_text()
     return re.sub(r"(?<=<!-- shapes -->\n).*?(?=<!-- end -->)", lambda _: table, page, flags=re.DOTALL)
 
@@ -184,9 +183,8 @@ def decisions_page() -> str:
 
 
 def _paths(paths: tuple[str, ...]) -> str:
-    """Return the paths, one per line; the middle of a long path is omitted."""
-    split = (path.split() for path in paths)
-    return "<br>".join(" → ".join(calls if len(calls) < 10 else [*calls[:2], "…", calls[-1]]) for calls in split)
+    """Return the paths, one per line."""
+    return "<br>".join(path.replace(" ", " → ") for path in paths)
 
 
 def example() -> str:
