@@ -2,13 +2,17 @@
 
 from typing import Annotated, Any
 
+import httpx2
 import orjson
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
+from proxy.errors import ProxyError
 from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions, Translator
+from proxy.protocols.dialects.gemini.paths import alt_from, bound_fields, read_target
 from proxy.protocols.dialects.tool_arguments import call_ids
 
 EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
@@ -44,10 +48,10 @@ def plain(message: Message | dict) -> dict:
     return read.model_dump(mode="json", exclude_none=True, warnings="error")
 
 
-def sampled_calls(message: dict, step_id: str) -> dict[str, dict]:
+def sampled_calls(message: dict, step_id: str, *prefix: str) -> dict[str, dict]:
     """Return the sampled functions of a message's calls by the ids that clients receive."""
     calls = message.get("tool_calls") or []
-    return {name: call["function"] for name, call in zip(call_ids(calls, step_id), calls, strict=True)}
+    return {name: call["function"] for name, call in zip(call_ids(calls, step_id, *prefix), calls, strict=True)}
 
 
 def sent_back(message: Message | dict, *, after: str = "go on") -> list[dict]:
@@ -184,3 +188,48 @@ def _delta(pieces: list[tuple]) -> dict:
         else:
             calls.append({**piece, "function": dict(piece["function"])})
     return delta
+
+
+class Served:
+    """A server of a dialect, for an SDK, in front of an engine that samples these messages, one per call."""
+
+    def __init__(self, dialect: Translator, *replies: Any) -> None:
+        self.dialect, self.replies = dialect, list(replies)
+        self.bodies: list[dict] = []
+        self.chats: list[dict] = []
+        self.sampled: dict[str, dict] = {}
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            models = self.dialect.models([{"id": "policy", "created": 1, "max_model_len": 4096}])
+            return httpx2.Response(200, json=models)
+        body = orjson.loads(request.content)
+        if self.dialect.name == "gemini":
+            target = read_target(request.url.raw_path.decode().partition("?")[0], request.method)
+            body |= bound_fields(target, alt_from(request.url.params))
+        self.bodies.append(body)
+        try:
+            chat = self.dialect.read(body, TranslationOptions(), ResolvedReferences(calls=self.sampled))
+            reply = self.replies.pop(0)
+            if isinstance(reply, ProxyError):
+                raise reply
+        except ProxyError as error:
+            return httpx2.Response(error.status, content=self.dialect.error(error))
+        self.chats.append(chat)
+        return self.respond(body, reply if "choices" in reply else response_of(reply))
+
+    def respond(self, body: dict, response: dict) -> httpx2.Response:
+        """Render a response of the engine."""
+        step = f"s{len(self.chats)}"
+        renderer = self.dialect.renderer(body, CallIdentity(step, 1795229441, body["model"]))
+        message = response["choices"][0]["message"]
+        self.sampled |= sampled_calls(message, step, *(["call"] if self.dialect.name == "gemini" else []))
+        if not self.chats[-1].get("stream"):
+            return httpx2.Response(200, content=orjson.dumps(renderer.whole(response)))
+        chunks = chunks_of(atoms(message), [2, 5, 1], response, apart=True)
+        end = renderer.finish(None, "the engine broke off") if message.get("broke") else None
+        stream = b"".join(renderer.feed(chunk) for chunk in chunks) + (end or renderer.finish(response))
+        kind = (
+            renderer.stream_format.content_type if self.dialect.name == "gemini" else "text/event-stream; charset=utf-8"
+        )
+        return httpx2.Response(200, content=stream, headers={"content-type": kind})

@@ -4,8 +4,9 @@ import json
 
 import orjson
 from hypothesis import strategies as st
+from tests.support.anthropic_events import folded
+from tests.support.odd_values import paths_in
 
-from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences
 from proxy.protocols.dialects.responses import RESPONSES
 
@@ -100,14 +101,6 @@ def _chunk(delta):
     return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
 
 
-def folded(chunks):
-    """Return the response accumulated from the chunks."""
-    fold = ChatAccumulator()
-    for chunk in chunks:
-        fold.feed(chunk)
-    return fold.finish()
-
-
 def stream_of(body, chunks, error=None):
     """Return the whole stream that a client gets."""
     renderer = RESPONSES.renderer(body, IDENTITY)
@@ -177,14 +170,6 @@ RICH = {
 EARLIER = ResolvedReferences(items={"msg_0": {"role": "assistant", "content": "a"}})
 
 
-def paths_of(value, at=()):
-    """Return the paths of all values within a value."""
-    yield at
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, part in inner:
-        yield from paths_of(part, (*at, name))
-
-
 def changed(value, at, part):
     """Return the value with something else at a path, if it has that path."""
     if not at:
@@ -196,7 +181,7 @@ def changed(value, at, part):
     return value
 
 
-PATHS = [at for at in paths_of(RICH) if at]
+PATHS = paths_in(RICH)
 ODD = [
     None, True, 0, -0.5, "", "é", [], {}, [None], [[]], [{}], ["a"], [{"type": "a"}], {"type": 1}, {"a": {}}, {"id": "x"},
     {"type": "function"}, {"type": "web_search"}, {"type": "custom", "name": "c"}, [{"type": "input_text", "text": "a"}],

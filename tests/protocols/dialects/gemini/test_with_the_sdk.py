@@ -1,19 +1,15 @@
 """The official SDK, over its own HTTP client, reads the dialect's responses; warnings are errors."""
 
 import httpx2
-import orjson
 import pytest
 from google import genai
 from google.genai import types
 from google.genai.errors import APIError, ClientError, ServerError
 from pydantic import BaseModel
-from tests.support.anthropic_events import atoms, chunks_of, response_of
+from tests.support.anthropic_events import Served, response_of
 
 from proxy import errors
-from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.gemini import GEMINI, alt_from, bound_fields, read_target
-from proxy.protocols.dialects.tool_arguments import call_ids
+from proxy.protocols.dialects.gemini import GEMINI
 
 CALLS = [
     {"id": f"chatcmpl-tool-{number}", "type": "function", "function": {"name": "weather", "arguments": text}}
@@ -22,46 +18,6 @@ CALLS = [
 TOOL_CALL_MESSAGE = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": CALLS}
 ANSWER = {"role": "assistant", "content": "It is sunny."}
 BOTH = pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
-
-
-class Served:
-    """A server of the dialect in front of an engine that samples these messages, one per call."""
-
-    def __init__(self, *replies):
-        self.replies = list(replies)
-        self.chats = []
-        self.sampled = {}
-
-    def __call__(self, request: httpx2.Request) -> httpx2.Response:
-        target = read_target(request.url.raw_path.decode().partition("?")[0], request.method)
-        if request.method == "GET":
-            return httpx2.Response(200, json=GEMINI.models([{"id": "policy", "max_model_len": 4096}]))
-        body = orjson.loads(request.content) | bound_fields(target, alt_from(request.url.params))
-        try:
-            chat = GEMINI.read(body, TranslationOptions(), ResolvedReferences(calls=self.sampled))
-            reply = self.replies.pop(0)
-            if isinstance(reply, ProxyError):
-                raise reply
-        except ProxyError as error:
-            return httpx2.Response(error.status, content=GEMINI.error(error))
-        self.chats.append(chat)
-        return self.respond(body, reply if "choices" in reply else response_of(reply))
-
-    def respond(self, body, response) -> httpx2.Response:
-        """Render a response of the engine."""
-        step = f"s{len(self.chats)}"
-        renderer = GEMINI.renderer(body, CallIdentity(step, 1795229441, body["model"]))
-        message = response["choices"][0]["message"]
-        calls = message.get("tool_calls") or []
-        self.sampled |= {
-            name: call["function"] for name, call in zip(call_ids(calls, step, "call"), calls, strict=True)
-        }
-        if not self.chats[-1].get("stream"):
-            return httpx2.Response(200, json=renderer.whole(response))
-        chunks = chunks_of(atoms(message), [2, 5, 1], response, apart=True)
-        end = renderer.finish(None, "the engine broke off") if message.get("broke") else None
-        stream = b"".join(renderer.feed(chunk) for chunk in chunks) + (end or renderer.finish(response))
-        return httpx2.Response(200, content=stream, headers={"content-type": renderer.stream_format.content_type})
 
 
 @pytest.fixture
@@ -96,17 +52,15 @@ def generate(client, streams, contents="How is it in Paris?", **config):
 @BOTH
 def test_text_and_thoughts_are_returned(client, streams):
     """`.text` is without thoughts, also if the client requests them."""
-    served = Served(ANSWER | {"reasoning": "Hm."}, ANSWER | {"reasoning": "Hm."})
+    served = Served(GEMINI, ANSWER | {"reasoning": "Hm."}, ANSWER | {"reasoning": "Hm."})
     agent = client(served)
     text, _, last = generate(agent, streams)
     shown, _, _ = generate(agent, streams, thinking_config=types.ThinkingConfig(include_thoughts=True))
 
     assert "It is sunny." == text == shown
-    assert ("STOP", 33, 5) == (
-        last.candidates[0].finish_reason,
-        last.usage_metadata.prompt_token_count,
-        last.usage_metadata.candidates_token_count,
-    )
+    usage = last.usage_metadata
+    counts = (usage.prompt_token_count, usage.candidates_token_count)
+    assert ("STOP", 33, 5) == (last.candidates[0].finish_reason, *counts)
 
 
 def weather(city: str) -> str:
@@ -121,7 +75,7 @@ def weather(city: str) -> str:
 @BOTH
 def test_automatic_function_calling_calls_each_function_with_its_arguments(client, streams):
     """The SDK sends the results of two parallel calls of one function, without ids."""
-    served = Served(TOOL_CALL_MESSAGE, ANSWER)
+    served = Served(GEMINI, TOOL_CALL_MESSAGE, ANSWER)
     text, _, _ = generate(client(served), streams, tools=[weather])
 
     assert "It is sunny." == text
@@ -139,7 +93,7 @@ def test_automatic_function_calling_calls_each_function_with_its_arguments(clien
 @BOTH
 def test_a_chat_sends_back_what_was_sampled(client, streams):
     """Thoughts, which the client does not receive, ids and arguments, byte for byte."""
-    served = Served(TOOL_CALL_MESSAGE, ANSWER | {"reasoning": "So."}, ANSWER)
+    served = Served(GEMINI, TOOL_CALL_MESSAGE, ANSWER | {"reasoning": "So."}, ANSWER)
     chat = client(served).chats.create(
         model="policy", config=types.GenerateContentConfig(tools=[weather], system_instruction="Be brief.")
     )
@@ -159,7 +113,7 @@ def test_a_schema_is_sent_and_its_response_is_parsed(client):
     class Weather(BaseModel):
         sunny: bool
 
-    served = Served({"content": '{"sunny": true}'})
+    served = Served(GEMINI, {"content": '{"sunny": true}'})
     _, _, response = generate(
         client(served), streams=False, response_mime_type="application/json", response_schema=Weather
     )
@@ -171,7 +125,7 @@ def test_a_schema_is_sent_and_its_response_is_parsed(client):
 
 @BOTH
 def test_forced_functions_and_every_config_field_of_the_sdk(client, streams):
-    served = Served(TOOL_CALL_MESSAGE)
+    served = Served(GEMINI, TOOL_CALL_MESSAGE)
     declaration = types.FunctionDeclaration(name="weather", parameters_json_schema={"type": "object"})
     calling = types.FunctionCallingConfig(mode="ANY", allowed_function_names=["weather"])
     _, calls, _ = generate(
@@ -185,18 +139,26 @@ def test_forced_functions_and_every_config_field_of_the_sdk(client, streams):
 
     assert [("weather", {"city": "Paris"}), ("weather", {"city": "Oslo"})] == [(call.name, call.args) for call in calls]
     chat = served.chats[0]
-    assert ({"type": "function", "function": {"name": "weather"}}, "low") == (
-        chat["tool_choice"],
-        chat["reasoning_effort"],
-    )
-    names = {"temperature": 0.5, "top_k": 40, "max_tokens": 9, "stop": ["END"], "seed": 7, "n": 1, "top_logprobs": 2}
+    assert {"type": "function", "function": {"name": "weather"}} == chat["tool_choice"]
+    names = {
+        "reasoning_effort": "low",
+        "temperature": 0.5,
+        "top_k": 40,
+        "max_tokens": 9,
+        "stop": ["END"],
+        "seed": 7,
+        "n": 1,
+        "top_logprobs": 2,
+    }
     assert names == {name: chat[name] for name in names}
 
 
 @BOTH
 def test_a_truncated_call_has_its_complete_arguments(client, streams):
     cut = CALLS[0] | {"function": {"name": "weather", "arguments": '{"days": 7, "city": "Par'}}
-    _, calls, last = generate(client(Served(response_of({"content": None, "tool_calls": [cut]}, "length"))), streams)
+    _, calls, last = generate(
+        client(Served(GEMINI, response_of({"content": None, "tool_calls": [cut]}, "length"))), streams
+    )
 
     assert ({"days": 7}, "MAX_TOKENS") == (calls[0].args, last.candidates[0].finish_reason)
 
@@ -216,14 +178,14 @@ def test_a_truncated_call_has_its_complete_arguments(client, streams):
 )
 def test_errors_raise_the_sdks_exceptions(client, streams, error, raised, code, status):
     with pytest.raises(raised) as caught:
-        generate(client(Served(error)), streams)
+        generate(client(Served(GEMINI, error)), streams)
 
     assert (code, status, "no") == (caught.value.code, caught.value.status, caught.value.message)
 
 
 def test_a_hosted_tool_is_rejected_by_name(client):
     """The engine gets no request."""
-    served = Served(ANSWER)
+    served = Served(GEMINI, ANSWER)
 
     with pytest.raises(ClientError, match="googleSearch: is a tool that Google runs"):
         generate(client(served), streams=False, tools=[types.Tool(google_search=types.GoogleSearch())])
@@ -231,24 +193,15 @@ def test_a_hosted_tool_is_rejected_by_name(client):
 
 
 def test_an_interrupted_stream_raises_after_its_text(client):
-    texts = []
+    texts, models = [], client(Served(GEMINI, ANSWER | {"broke": True})).models
 
     with pytest.raises(APIError, match="the engine broke off"):
-        texts.extend(
-            chunk.text
-            for chunk in client(Served(ANSWER | {"broke": True})).models.generate_content_stream(
-                model="policy", contents="Hi"
-            )
-        )
+        texts.extend(chunk.text for chunk in models.generate_content_stream(model="policy", contents="Hi"))
     assert "It is sunny." == "".join(texts)
 
 
 def test_models_are_listed(client):
-    agent = client(Served())
-    (model,) = agent.models.list()
+    (model,) = client(Served(GEMINI)).models.list()
 
-    assert ("models/policy", 4096, ["generateContent", "countTokens"]) == (
-        model.name,
-        model.input_token_limit,
-        model.supported_actions,
-    )
+    assert ("models/policy", 4096) == (model.name, model.input_token_limit)
+    assert ["generateContent", "countTokens"] == model.supported_actions

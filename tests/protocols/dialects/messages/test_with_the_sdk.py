@@ -2,57 +2,17 @@
 
 import anthropic
 import httpx2
-import orjson
 import pytest
 from pydantic import BaseModel
-from tests.support.anthropic_events import atoms, chunks_of, response_of, sampled_calls
+from tests.support.anthropic_events import Served, response_of
 
 from proxy import errors
-from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.messages import MESSAGES
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
 TOOL_CALL_MESSAGE = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "chatcmpl-tool-1", "content": "sunny"}
 ANSWER = {"role": "assistant", "content": "It is sunny."}
-SPLITS = [2, 5, 1]
-
-
-class Served:
-    """A server of the dialect in front of an engine that samples these messages, one per call."""
-
-    def __init__(self, *replies):
-        self.replies = list(replies)
-        self.bodies = []
-        self.chats = []
-        self.sampled = {}
-
-    def __call__(self, request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/v1/models":
-            return httpx2.Response(200, json=MESSAGES.models([{"id": "policy", "created": 1}]))
-        body = orjson.loads(request.content)
-        self.bodies.append(body)
-        try:
-            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(calls=self.sampled))
-            reply = self.replies.pop(0)
-            if isinstance(reply, ProxyError):
-                raise reply
-        except ProxyError as error:
-            return httpx2.Response(error.status, content=MESSAGES.error(error))
-        self.chats.append(chat)
-        step = f"s{len(self.chats)}"
-        renderer = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
-        response = reply if "choices" in reply else response_of(reply)
-        message = response["choices"][0]["message"]
-        self.sampled |= sampled_calls(message, step)
-        if not chat.get("stream"):
-            return httpx2.Response(200, content=orjson.dumps(renderer.whole(response)))
-        chunks = chunks_of(atoms(message), SPLITS, response, apart=True)
-        if message.get("broke"):
-            stream = b"".join(renderer.feed(chunk) for chunk in chunks) + renderer.finish(None, "the engine broke off")
-        else:
-            stream = b"".join(renderer.feed(chunk) for chunk in chunks) + renderer.finish(response)
-        return httpx2.Response(200, content=stream, headers={"content-type": "text/event-stream; charset=utf-8"})
 
 
 def client(served):
@@ -71,34 +31,30 @@ TOOL = {
 
 
 def test_messages_create_returns_thinking_and_tool_calls():
-    message = client(Served(TOOL_CALL_MESSAGE)).messages.create(**REQUEST, tools=[TOOL])
+    message = client(Served(MESSAGES, TOOL_CALL_MESSAGE)).messages.create(**REQUEST, tools=[TOOL])
 
     assert ["thinking", "tool_use"] == [block.type for block in message.content]
     assert ("weather", {"city": "Paris"}) == (message.content[1].name, message.content[1].input)
-    assert ("tool_use", 33, 5, "msg_s1") == (
-        message.stop_reason,
-        message.usage.input_tokens,
-        message.usage.output_tokens,
-        message.id,
-    )
+    assert ("tool_use", "msg_s1") == (message.stop_reason, message.id)
+    assert (33, 5) == (message.usage.input_tokens, message.usage.output_tokens)
 
 
 def test_messages_stream_returns_deltas_and_the_unstreamed_message():
     message = ANSWER | {"reasoning": "Hm.", "tool_calls": [CALL]}
-    with client(Served(message)).messages.stream(**REQUEST) as stream:
+    with client(Served(MESSAGES, message)).messages.stream(**REQUEST) as stream:
         events = list(stream)
     final = stream.get_final_message()
 
     assert "It is sunny." == "".join(event.text for event in events if event.type == "text")
     assert "Hm." == "".join(event.thinking for event in events if event.type == "thinking")
     assert '{"city":"Paris"}' == "".join(event.partial_json for event in events if event.type == "input_json")
-    assert final.to_dict() == client(Served(message)).messages.create(**REQUEST).to_dict()
+    assert final.to_dict() == client(Served(MESSAGES, message)).messages.create(**REQUEST).to_dict()
 
 
 def test_a_returned_message_is_read_as_the_sampled_message():
     """By the SDK's `to_param`, streamed or not: reasoning, ids and arguments byte for byte."""
     for streams in (False, True):
-        served = Served(TOOL_CALL_MESSAGE, ANSWER)
+        served = Served(MESSAGES, TOOL_CALL_MESSAGE, ANSWER)
         agent = client(served)
         if streams:
             with agent.messages.stream(**REQUEST, tools=[TOOL]) as stream:
@@ -109,12 +65,7 @@ def test_a_returned_message_is_read_as_the_sampled_message():
         turns = [*REQUEST["messages"], reply.to_param(), {"role": "user", "content": [result]}]
         agent.messages.create(**REQUEST | {"messages": turns}, tools=[TOOL])
 
-        expected = [
-            REQUEST["messages"][0],
-            TOOL_CALL_MESSAGE,
-            {"role": "tool", "tool_call_id": "chatcmpl-tool-1", "content": "sunny"},
-        ]
-        assert expected == served.chats[1]["messages"]
+        assert [*REQUEST["messages"], TOOL_CALL_MESSAGE, RESULT] == served.chats[1]["messages"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -135,14 +86,12 @@ def test_the_tool_runner_calls_its_tool_with_the_sampled_arguments(streams):
         called.append(city)
         return "sunny"
 
-    served = Served(TOOL_CALL_MESSAGE, ANSWER)
+    served = Served(MESSAGES, TOOL_CALL_MESSAGE, ANSWER)
     runner = client(served).beta.messages.tool_runner(**REQUEST, tools=[weather], stream=streams)
     last = runner.until_done()
 
     assert (["Paris"], "It is sunny.", "end_turn") == (called, last.content[0].text, last.stop_reason)
-    assert [TOOL_CALL_MESSAGE, {"role": "tool", "tool_call_id": "chatcmpl-tool-1", "content": "sunny"}] == served.chats[
-        1
-    ]["messages"][1:]
+    assert [TOOL_CALL_MESSAGE, RESULT] == served.chats[1]["messages"][1:]
     assert ["create", None, None] == [(body.get("thread") or {}).get("type") for body in served.bodies]
     assert "city" in served.chats[0]["tools"][0]["function"]["parameters"]["properties"]
 
@@ -152,7 +101,7 @@ def test_messages_parse_sends_a_schema_and_reads_the_response_by_it():
     class Weather(BaseModel):
         sunny: bool
 
-    served = Served({"content": '{"sunny": true}'})
+    served = Served(MESSAGES, {"content": '{"sunny": true}'})
     message = client(served).messages.parse(**REQUEST, output_format=Weather)
 
     assert message.parsed_output == Weather(sunny=True)
@@ -161,7 +110,7 @@ def test_messages_parse_sends_a_schema_and_reads_the_response_by_it():
 
 def test_the_beta_stream_and_its_headers():
     """`?beta=true` and known fields are accepted; unknown ones are not sent."""
-    served = Served(ANSWER)
+    served = Served(MESSAGES, ANSWER)
     fields = {
         "betas": ["context-management-2025-06-27"],
         "context_management": {"edits": []},
@@ -175,7 +124,7 @@ def test_the_beta_stream_and_its_headers():
 
 async def test_the_async_client():
     """Streamed and unstreamed."""
-    transport = httpx2.MockTransport(Served(ANSWER, ANSWER))
+    transport = httpx2.MockTransport(Served(MESSAGES, ANSWER, ANSWER))
     agent = anthropic.AsyncAnthropic(
         api_key="k", base_url="http://proxy", http_client=httpx2.AsyncClient(transport=transport)
     )
@@ -200,7 +149,7 @@ async def test_the_async_client():
 def test_the_sdk_reads_every_stop_reason(choice, expected):
     """Streamed and unstreamed."""
     response = response_of(ANSWER, **choice)
-    agent = client(Served(response, response))
+    agent = client(Served(MESSAGES, response, response))
 
     whole = agent.messages.create(**REQUEST, stop_sequences=["END"])
     with agent.messages.stream(**REQUEST, stop_sequences=["END"]) as stream:
@@ -213,7 +162,7 @@ def test_a_truncated_tool_call_does_not_break_the_sdk():
     """The message has stop reason `max_tokens` and the complete arguments."""
     cut = CALL | {"function": {"name": "weather", "arguments": '{"days": 7, "city": "Par'}}
     response = response_of({"content": None, "tool_calls": [cut]}, "length")
-    agent = client(Served(response, response))
+    agent = client(Served(MESSAGES, response, response))
 
     with agent.messages.stream(**REQUEST, tools=[TOOL]) as stream:
         streamed = stream.get_final_message()
@@ -237,13 +186,13 @@ def test_a_truncated_tool_call_does_not_break_the_sdk():
 def test_errors_raise_the_sdks_exceptions(error, raised):
     """By status and type."""
     with pytest.raises(raised) as caught:
-        client(Served(error)).messages.create(**REQUEST)
+        client(Served(MESSAGES, error)).messages.create(**REQUEST)
     assert "no" == caught.value.body["error"]["message"]
 
 
 def test_a_hosted_tool_is_rejected_by_name():
     """The engine gets no request."""
-    served = Served(ANSWER)
+    served = Served(MESSAGES, ANSWER)
 
     with pytest.raises(anthropic.BadRequestError, match="web_search"):
         client(served).messages.create(**REQUEST, tools=[{"type": "web_search_20250305", "name": "web_search"}])
@@ -252,7 +201,7 @@ def test_a_hosted_tool_is_rejected_by_name():
 
 def test_an_interrupted_stream_raises_after_its_text():
     texts = []
-    broke = client(Served(ANSWER | {"broke": True})).messages
+    broke = client(Served(MESSAGES, ANSWER | {"broke": True})).messages
 
     with pytest.raises(anthropic.APIStatusError, match="the engine broke off"), broke.stream(**REQUEST) as stream:
         texts.extend(stream.text_stream)
@@ -260,4 +209,4 @@ def test_an_interrupted_stream_raises_after_its_text():
 
 
 def test_models_are_listed():
-    assert ["policy"] == [model.id for model in client(Served()).models.list()]
+    assert ["policy"] == [model.id for model in client(Served(MESSAGES)).models.list()]

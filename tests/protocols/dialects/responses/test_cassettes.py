@@ -1,13 +1,13 @@
 """Recorded chat responses of every engine, rendered as Responses API output and read back."""
 
 import orjson
-import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.support.anthropic_events import folded
+from tests.support.each_cassette import of_each
 from tests.support.recorded import dialect_cassettes, http_cassettes
 from tests.support.responses_drawn import IDENTITY, as_chat, events_of
 
-from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
 
@@ -26,10 +26,7 @@ def accumulated(cassette):
     """Return the chunks of a stream and the response that they accumulate to."""
     events = [event.removeprefix("data: ") for event in cassette.response.decode().split("\n\n")]
     chunks = [orjson.loads(event) for event in events if event.startswith("{")]
-    accumulator = ChatAccumulator()
-    for chunk in chunks:
-        accumulator.feed(chunk)
-    return chunks, accumulator.finish()
+    return chunks, folded(chunks)
 
 
 def with_joined_text(response):
@@ -41,39 +38,28 @@ def with_joined_text(response):
     return {**response, "output": [others, "".join(texts), logprobs, bool(texts)]}
 
 
-def cassette_id(cassette):
-    return f"{cassette.kind}-{cassette}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_recorded_streams_are_rendered_and_read_back(kind):
+@of_each(cassette for cassette in CHATS if cassette.is_stream and b'"error"' not in cassette.response)
+def test_recorded_streams_are_rendered_and_read_back(cassette):
     """Streamed and unstreamed output agree, events have the SDK's types, and the message read back is the sampled one."""
-    streams = [
-        cassette
-        for cassette in CHATS
-        if cassette.kind == kind and cassette.is_stream and b'"error"' not in cassette.response
-    ]
-    assert len(streams) > 5
-    for cassette in streams:
-        chunks, response = accumulated(cassette)
-        renderer = RESPONSES.renderer(BODY, IDENTITY)
-        events = events_of(b"".join([*map(renderer.feed, chunks), renderer.finish(response)]))
-        for event in events[::5] + events[-1:]:
-            EVENT.validate_python(event)
-        whole = RESPONSES.renderer(BODY, IDENTITY).whole(response)
-        assert with_joined_text(events[-1]["response"]) == with_joined_text(whole), cassette_id(cassette)
-        read = RESPONSES.read({"input": events[-1]["response"]["output"]}, TranslationOptions())
-        assert [as_chat(response["choices"][0]["message"])] == read["messages"], cassette_id(cassette)
+    chunks, response = accumulated(cassette)
+    renderer = RESPONSES.renderer(BODY, IDENTITY)
+    events = events_of(b"".join([*map(renderer.feed, chunks), renderer.finish(response)]))
+    for event in events[::5] + events[-1:]:
+        EVENT.validate_python(event)
+    shown = events[-1]["response"]
+
+    assert with_joined_text(shown) == with_joined_text(RESPONSES.renderer(BODY, IDENTITY).whole(response))
+    assert [as_chat(response["choices"][0]["message"])] == read_again(shown)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_recorded_responses_are_rendered_and_read_back(kind):
-    responses = [cassette for cassette in CHATS if cassette.kind == kind and not cassette.is_stream]
-    assert len(responses) > 5
-    for cassette in responses:
-        response = orjson.loads(cassette.response)
-        answer = RESPONSES.renderer(BODY, IDENTITY).whole(response)
-        Response.model_validate(answer)
-        read = RESPONSES.read({"input": answer["output"]}, TranslationOptions())
-        message = response["choices"][0]["message"]
-        assert [as_chat(message)] == read["messages"], cassette_id(cassette)
+@of_each(cassette for cassette in CHATS if not cassette.is_stream)
+def test_recorded_responses_are_rendered_and_read_back(cassette):
+    response = orjson.loads(cassette.response)
+    answer = RESPONSES.renderer(BODY, IDENTITY).whole(response)
+    Response.model_validate(answer)
+
+    assert [as_chat(response["choices"][0]["message"])] == read_again(answer)
+
+
+def read_again(response):
+    return RESPONSES.read({"input": response["output"]}, TranslationOptions())["messages"]

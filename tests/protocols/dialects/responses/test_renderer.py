@@ -2,13 +2,13 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.anthropic_events import folded
 from tests.support.responses_drawn import (
     BODY,
     IDENTITY,
     SEALED,
     as_chat,
     events_of,
-    folded,
     in_chunks,
     messages,
     response_of,

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
+from tests.support.anthropic_events import folded
 from tests.support.responses_drawn import (
     BODY,
     IDENTITY,
@@ -15,7 +16,6 @@ from tests.support.responses_drawn import (
     TOOLS,
     as_chat,
     events_of,
-    folded,
     in_chunks,
     messages,
     response_of,
