@@ -4,7 +4,7 @@ import orjson
 import pytest
 from tests.support.recorded import comparable, load, names
 
-from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
+from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator, GenerateAccumulator
 from proxy.protocols.dialects import DIALECTS
 
 # Not comparable, by tests/cassettes/README.md: other lengths, other seeds, speculation with temperature > 0, or aborted at
@@ -136,19 +136,17 @@ def test_tool_call_deltas_are_joined_by_index():
 
 def test_accumulating_does_not_change_the_chunks():
     """A chunk is forwarded to the client after it is accumulated for the record."""
-    chunk = {
-        "choices": [
-            {"index": 0, "delta": {"content": "a"}, "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
-        ]
-    }
-    before = orjson.dumps(chunk)
+    deltas = [({"content": "a"}, 1, -1.0), ({}, 2, -2.0)]
+    chunks = [
+        {"choices": [{"index": 0, "delta": delta, "token_ids": [token], "logprobs": {"content": [{"logprob": p}]}}]}
+        for delta, token, p in deltas
+    ]
+    before = orjson.dumps(chunks)
     accumulator = ChatAccumulator()
-    accumulator.feed(chunk)
-    accumulator.feed(
-        {"choices": [{"index": 0, "delta": {}, "token_ids": [2], "logprobs": {"content": [{"logprob": -2.0}]}}]}
-    )
+    for each in chunks:
+        accumulator.feed(each)
 
-    assert before == orjson.dumps(chunk)
+    assert before == orjson.dumps(chunks)
     assert [1, 2] == accumulator.finish()["choices"][0]["token_ids"]
 
 
@@ -212,3 +210,80 @@ def test_the_parts_of_sglext_may_arrive_in_several_chunks(parts, is_sound):
 )
 def test_an_id_that_changes_within_a_choice_is_a_problem(chunks):
     assert {"changed_midstream"} == problems_of(*(chunk(*each) for each in chunks))
+
+
+def generated(index, ids, **more):
+    choice = {"index": index, "finish_reason": None, "token_ids": ids, "sampling_mask": None, "logprobs": None} | more
+    return {"request_id": "g", "usage": None, "choices": [choice]}
+
+
+def accumulate_generated(*chunks):
+    accumulator = GenerateAccumulator()
+    before = orjson.dumps(chunks)
+    for piece in chunks:
+        accumulator.feed(piece)
+    response = accumulator.finish()
+    assert before == orjson.dumps(chunks)
+    return response
+
+
+def test_an_accumulated_stream_of_generate_equals_the_unstreamed_response():
+    """vLLM's streams have no model, no creation time, and usage only on request; these fields are not compared."""
+    events = [event.removeprefix(b"data: ") for event in load("scale_out/generate_stream").response.split(b"\n\n")]
+    accumulated = accumulate_generated(*(orjson.loads(event) for event in events if event.startswith(b"{")))
+    whole = orjson.loads(load("scale_out/generate").response)
+
+    assert {**whole, **accumulated, "usage": None, "request_id": None} == {**whole, "usage": None, "request_id": None}
+
+
+def test_interleaved_choices_of_generate_are_joined_by_index():
+    """Ids, logprobs, sampling mask and text are concatenated per choice in the order of arrival."""
+    first_entry, second_entry = {"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}
+    response = accumulate_generated(
+        generated(1, [1], logprobs={"content": [first_entry]}, sampling_mask=[[1, 5]], text="a"),
+        generated(0, [9], text="x"),
+        generated(1, [2], logprobs={"content": [second_entry]}, sampling_mask=[[]], text="b", finish_reason="stop"),
+        generated(0, [], text="y", finish_reason="length", weight_versions=[{"version": "v", "start": 0, "end": 1}]),
+    )
+    first, second = response["choices"]
+
+    spans = [{"version": "v", "start": 0, "end": 1}]
+    assert {"index": 0, "token_ids": [9], "text": "xy", "weight_versions": spans}.items() <= first.items()
+    assert (None, None) == (first["logprobs"], first["sampling_mask"])
+    assert {"index": 1, "token_ids": [1, 2], "text": "ab", "sampling_mask": [[1, 5], []]}.items() <= second.items()
+    assert {"content": [first_entry, second_entry]} == second["logprobs"]
+    assert "weight_versions" not in second
+
+
+def test_usage_is_read_from_a_chunk_without_choices():
+    """vLLM sends it last, if requested."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+
+    assert usage == accumulate_generated(generated(0, [1]), {"choices": [], "usage": usage})["usage"]
+    assert accumulate_generated(generated(0, [1]))["usage"] is None
+
+
+def test_finished_choices_are_counted_once():
+    """The stream's end is detected by this count."""
+    accumulator = GenerateAccumulator()
+    counts = []
+    chunks = (
+        generated(0, [1]),
+        generated(1, [1], finish_reason="stop"),
+        generated(1, []),
+        generated(0, [], finish_reason="length"),
+    )
+    for piece in chunks:
+        accumulator.feed(piece)
+        counts.append(accumulator.finished)
+
+    assert [0, 1, 1, 2] == counts
+
+
+@pytest.mark.parametrize(
+    "malformed", [{"choices": [{"index": True}]}, {"choices": [{"token_ids": [1]}]}, {"choices": [7]}]
+)
+def test_a_malformed_chunk_raises(malformed):
+    """The caller expects these three exceptions."""
+    with pytest.raises((TypeError, KeyError, AttributeError)):
+        accumulate_generated(malformed)

@@ -36,6 +36,22 @@ def normal(response: bytes) -> bytes:
     return re.sub(rb'"created":\d+', b'"created":0', response)
 
 
+def played(cassette, reads=None):
+    """Return what the client gets before and at the end, and the step, of a recorded call."""
+    return play(plan_of(cassette.path, cassette.body), cassette, reads)
+
+
+def aborted(cassette, response, why="the client disconnected", *, delivered=False):
+    """Return the outcome of a recorded call that is aborted after this part of its response."""
+    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+    exchange.response.feed(response)
+    return exchange.abort(why, Timing(received=1.0), delivered=delivered)
+
+
+def without_call_ids(response):
+    return re.sub(rb"chatcmpl-tool-\w+", b"", normal(response))
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_stripping_restores_the_plain_response_byte_for_byte(pair):
     """Without the fields that TokenTape injects, the response equals one to a request without injection."""
@@ -70,10 +86,7 @@ def test_stripping_removes_the_usage_that_was_injected(pair):
 
     shown, end, step = play(plan, injected)
 
-    expected, actual = (
-        re.sub(rb"chatcmpl-tool-\w+", b"", normal(response)) for response in (plain.response, shown + end)
-    )
-    assert expected == actual
+    assert without_call_ids(plain.response) == without_call_ids(shown + end)
     assert step.exact or "engine_error" in step.problems
 
 
@@ -95,12 +108,8 @@ FLAGS = orjson.loads((CASSETTES / "flags.json").read_bytes())
 
 
 def responses_with_flags():
-    every = [
-        *dialect_cassettes(),
-        *dialect_cassettes("llamacpp"),
-        *dialect_cassettes("sglang"),
-        *http_cassettes("llamacpp"),
-    ]
+    kinds = ("vllm", "llamacpp", "sglang")
+    every = [*(item for kind in kinds for item in dialect_cassettes(kind)), *http_cassettes("llamacpp")]
     return [item for item in every if not (item.kind == "vllm" and item.name.startswith("recorded/"))]
 
 
@@ -120,72 +129,39 @@ def test_each_listed_flag_has_a_cassette():
 def test_a_call_with_echo_is_not_injected_and_is_flagged(pair):
     """vLLM omits the echoed text if token ids are requested, so the call is forwarded unchanged and recorded without ids."""
     plain = load(f"{pair}_plain")
-
-    shown, end, step = play(plan_of(plain.path, plain.body), plain)
+    shown, end, step = played(plain)
 
     assert plain.response == shown + end
     assert {"echo", "no_token_ids"} <= set(step.problems)
 
 
-TWINS = [
-    ("chat_plain", "chat_ids_lp"),
-    ("chat_plain", "chat_ids"),
-    ("chat_plain", "chat_lp"),
-    ("cmpl_plain", "cmpl_ids_lp0"),
-    ("chat_plain_stream", "chat_ids_lp_stream"),
-    ("tool_auto_regex_noflags_stream", "tool_auto_regex_stream"),
-    ("tool_auto_regex_noflags", "tool_auto_regex"),
-    ("tool_auto_regex_noflags_stream", "tool_auto_ids_only_stream"),
-    ("tool_auto_regex_noflags_stream", "tool_auto_lp_only_stream"),
-    ("eos_first_noflags_stream", "eos_first_stream"),
-    ("reasoning/r_regex_after_noflags_stream", "reasoning/r_regex_after_stream"),
-    ("processed/noparser_utf8", "processed/noparser_utf8_inj"),
-]
-
-
 @pytest.mark.parametrize(
-    ("plain", "injected"), [twin for twin in TWINS if "_ids_" in twin[1] or "auto_regex" in twin[1]]
-)
-def test_a_client_that_sets_the_engines_flags_gets_the_engines_bytes(plain, injected):
-    cassette = load(injected)
-
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+    "name",
+    ["chat_ids_lp", "cmpl_ids_lp0", "chat_ids_lp_stream", "tool_auto_regex_stream", "tool_auto_regex",
+     "tool_auto_ids_only_stream", "reasoning/r_regex_after_stream"],
+)  # fmt: skip
+def test_a_client_that_sets_the_engines_flags_gets_the_engines_bytes(name):
+    cassette = load(name)
+    shown, end, step = played(cassette)
 
     assert cassette.response == shown + end
     assert step.choices[0].ids
 
 
-def test_a_client_that_requests_only_ids_gets_only_ids():
-    """Injected logprobs are stripped; the ids, and the events that only carry ids, are forwarded."""
-    requested, full = load("tool_auto_ids_only_stream"), load("tool_auto_regex_stream")
-
+@pytest.mark.parametrize("name", ["tool_auto_ids_only_stream", "tool_auto_lp_only_stream"])
+def test_a_client_that_requests_only_ids_or_only_logprobs_gets_only_these(name):
+    """What was injected is stripped; the events that only carry ids are forwarded."""
+    requested, full = load(name), load("tool_auto_regex_stream")
     shown, end, _ = play(plan_of(requested.path, requested.body), full)
 
-    def tool_ids(text: bytes) -> bytes:
-        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
-
-    assert tool_ids(requested.response) == tool_ids(shown + end)
-
-
-def test_a_client_that_requests_only_logprobs_gets_only_logprobs():
-    """Injected ids are stripped; the logprobs are forwarded."""
-    requested, full = load("tool_auto_lp_only_stream"), load("tool_auto_regex_stream")
-
-    shown, end, _ = play(plan_of(requested.path, requested.body), full)
-
-    def tool_ids(text: bytes) -> bytes:
-        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
-
-    assert tool_ids(requested.response) == tool_ids(shown + end)
+    assert without_call_ids(requested.response) == without_call_ids(shown + end)
 
 
 def test_an_engine_that_disconnects_midstream_leaves_a_partial_step():
     """The tokens received so far are recorded, and the step is not marked as delivered."""
     cassette = load("chat_ids_lp_stream")
-    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.response.feed(cassette.response[: len(cassette.response) // 2])
-
-    outcome = exchange.abort("Engine e disconnected", Timing(received=1.0), delivered=True)
+    half = cassette.response[: len(cassette.response) // 2]
+    outcome = aborted(cassette, half, "Engine e disconnected", delivered=True)
 
     assert ("partial", "Engine e disconnected", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
     assert 0 < outcome.step.sampled < 24
@@ -208,60 +184,47 @@ def test_a_client_that_disconnects_after_the_terminal_event_leaves_a_complete_un
 def test_a_stream_without_its_terminal_event_is_partial():
     """A cleanly closed connection without [DONE] counts as cut off."""
     cassette = load("chat_ids_lp_stream")
-    plan = plan_of(cassette.path, cassette.body)
-    shown, end, step = play(plan, cassette, [cassette.response.removesuffix(b"data: [DONE]\n\n")])
+    cut_off = cassette.response.removesuffix(b"data: [DONE]\n\n")
+    shown, end, step = played(cassette, [cut_off])
 
-    assert cassette.response.removesuffix(b"data: [DONE]\n\n") == shown + end
+    assert cut_off == shown + end
     assert ("partial", ("stream_cut",), False) == (step.status, step.problems, step.delivered)
 
 
 def test_a_truncated_unstreamed_body_is_partial_and_not_an_engine_error():
     cassette = load("chat_ids_lp")
-    exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.response.feed(cassette.response[:200])
-    step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
+    step = aborted(cassette, cassette.response[:200]).step
 
     assert ("partial", False) == (step.status, step.delivered)
 
 
-@pytest.mark.parametrize("cassette", [c for c in EVERY if c.status != 200], ids=str)
-def test_an_engines_error_response_is_forwarded_unchanged_and_recorded(cassette: Cassette):
-    """The client and the step get the engine's status and body."""
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
+UNREADABLE = [
+    Cassette(text.decode(), "/v1/chat/completions", {"messages": []}, text, 200, content_type)
+    for text, content_type in [
+        (b"<html>502</html>", "text/html"),
+        (b"not json", "application/json"),
+        (b"[]", "application/json"),
+    ]
+]
+# vLLM formats these events with other whitespace.
+ERROR_EVENTS = [load("spec_ngram/s_bias_rep_stream"), load("spec_ngram/s_stop_rep_stream")]
+
+
+@pytest.mark.parametrize("cassette", [*(c for c in EVERY if c.status != 200), *ERROR_EVENTS, *UNREADABLE], ids=str)
+def test_an_engines_error_or_what_is_no_completion_is_forwarded_byte_for_byte_and_recorded(cassette):
+    """After the step is stored. The step of an error response has the engine's status and body."""
+    shown, end, step = played(cassette)
 
     assert (b"", cassette.response) == (shown, end)
     assert "error" == step.status
-    assert (cassette.status, cassette.response.decode()) == (step.response["status"], step.response["body"])
-
-
-@pytest.mark.parametrize("name", ["spec_ngram/s_bias_rep_stream", "spec_ngram/s_stop_rep_stream"])
-def test_an_error_event_is_forwarded_byte_for_byte_and_ends_the_stream(name):
-    """vLLM formats these events with other whitespace: they are not serialized again, and are sent after the step is stored."""
-    cassette = load(name)
-
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
-
-    assert (b"", cassette.response) == (shown, end)
-    assert "error" == step.status
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type"),
-    [(b"<html>502</html>", "text/html"), (b"not json", "application/json"), (b"[]", "application/json")],
-)
-def test_a_body_that_is_no_completion_is_forwarded_unchanged_and_recorded_as_an_error(body, content_type):
-    cassette = Cassette("x", "/v1/chat/completions", {"messages": []}, body, 200, content_type)
-
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
-
-    assert (b"", body) == (shown, end)
-    assert "error" == step.status
+    if cassette.status != 200:
+        assert (cassette.status, cassette.response.decode()) == (step.response["status"], step.response["body"])
 
 
 def test_an_unreadable_event_is_forwarded_and_flags_the_step():
     cassette = load("chat_ids_lp_stream")
     unreadable = b'data: {"choices":[{"delta":{}}]}\n\ndata: 7\n\ndata: {oops\n\n'
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [unreadable, cassette.response])
+    shown, end, step = played(cassette, [unreadable, cassette.response])
 
     assert unreadable + cassette.response == shown + end
     assert ("unparsed_event",) == step.problems
@@ -271,7 +234,7 @@ def test_nan_logprobs_are_forwarded_unchanged_and_flag_the_step():
     """Engines in Python may write NaN, which is not JSON."""
     cassette = load("chat_ids_lp")
     response = cassette.response.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [response])
+    shown, end, step = played(cassette, [response])
 
     assert response == shown + end
     assert ("bad_logprob",) == step.problems
@@ -280,7 +243,7 @@ def test_nan_logprobs_are_forwarded_unchanged_and_flag_the_step():
 @pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
 def test_a_choices_prompt_is_its_index_divided_by_n(name):
     cassette = load(name)
-    _, _, step = play(plan_of(cassette.path, cassette.body), cassette)
+    _, _, step = played(cassette)
     n = cassette.body.get("n", 1)
     prompts = cassette.body["prompt"] if isinstance(cassette.body["prompt"], list) else [cassette.body["prompt"]]
 
@@ -359,14 +322,9 @@ def test_a_long_incomplete_body_or_event_is_not_parsed_when_a_call_ends_early(si
     padded = orjson.dumps(orjson.loads(whole.response) | {"padding": "x" * size})
     first, second, *_ = stream.response.split(b"\n\n")
     cut = first + b"\n\n" + b": " + b"x" * size + b"\n" + second
-    found = []
-    for cassette, response in ((whole, padded), (stream, cut)):
-        exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-        exchange.response.feed(response)
-        step = exchange.abort("client_gone", Timing(received=1.0), delivered=False).step
-        found.append((step.status, step.sampled > 0))
+    steps = [aborted(whole, padded).step, aborted(stream, cut).step]
 
-    assert [("partial", size < 2**18)] * 2 == found
+    assert [("partial", size < 2**18)] * 2 == [(step.status, step.sampled > 0) for step in steps]
 
 
 def test_a_part_without_an_image_makes_no_call_with_images():

@@ -8,6 +8,14 @@ from proxy.protocols.engines.base import Sampled, Tokens
 from proxy.protocols.exchange import check_messages, check_usage, pack_tokens
 
 
+def packed_choice(**fields):
+    """Return what becomes of a response with this choice, which has two tokens."""
+    bare = {"index": 0, "prompt_ids": None, "ids": [7, 8], "logprobs": [-1.0, -1.0]}
+    return pack_tokens(
+        Tokens([1], (Sampled(**{**bare, "finish_reason": "stop", "stop_reason": None, **fields}),)), 1, "v"
+    )
+
+
 def test_a_choice_without_its_own_prompt_gets_none():
     """Of two prompts packed_choice is missing: no choice refers to the other's prompt."""
     complete, missing = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
@@ -37,33 +45,16 @@ def test_prompts_that_cannot_be_matched_to_choices_are_flagged_and_not_recorded(
 )
 def test_fields_that_do_not_match_the_sampled_ids_are_flagged(fields, problem):
     """A count, a mask, or policy version spans of another length."""
-    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, **fields),)), 1, "v")
-
-    assert {problem} == packed.problems
+    assert {problem} == packed_choice(**fields).problems
 
 
 def test_version_spans_that_cover_the_ids_are_recorded():
     """Empty spans are dropped."""
-    spans = ((0, 1, "a"), (1, 1, "b"), (1, 2, "c"))
-    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, spans=spans),)), 1, "v")
+    packed = packed_choice(spans=((0, 1, "a"), (1, 1, "b"), (1, 2, "c")))
 
     assert [(0, 1, "a"), (1, 2, "c")] == [
         (span.start, span.end, span.policy_version) for span in packed.choices[0].spans
     ]
-
-
-def packed_choice(**fields):
-    return pack_tokens(Tokens([1], (Sampled(**{**BARE, **fields}),)), 1, "v")
-
-
-BARE = {
-    "index": 0,
-    "prompt_ids": None,
-    "ids": [7, 8],
-    "logprobs": [-1.0, -1.0],
-    "finish_reason": "stop",
-    "stop_reason": None,
-}
 
 
 @pytest.mark.parametrize(("version", "kept"), [(5, "5"), ("5", "5"), (None, None), (0, "0")])
