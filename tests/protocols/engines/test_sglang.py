@@ -163,13 +163,9 @@ def test_a_streams_ids_are_requested_in_an_event_of_their_own():
     ],
 )
 def test_a_chat_stream_is_live_only_with_a_parser_and_a_known_version(body, traits, framing):
-    """Other chat streams lose tokens and are replayed."""
+    """Other chat streams lose tokens and are replayed; in completions each token has its own event."""
     assert framing == plan(CHAT, body, traits).framing
-
-
-def test_a_completions_stream_is_live():
-    """Each token has its own event."""
-    assert "live" == plan(COMPLETIONS, {"stream": True}, BARE).framing
+    assert "live" == plan(COMPLETIONS, {"stream": True}, traits).framing
 
 
 def test_the_event_of_the_ids_is_dropped_without_framing_too():
@@ -304,6 +300,7 @@ def test_other_fields_of_sglext_are_forwarded():
     assert {"routed_experts": "AA=="} == engine.strip_chunk("chat", chunk, rules)["sglext"]
     assert engine.strip_chunk("chat", {"choices": [], "sglext": {"output_ids": [[1]]}}, rules) is None
     assert engine.strip_chunk("chat", {"choices": [], "usage": {}}, rules) is not None
+    assert {"id": "x"} == engine.strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules)  # without choices
 
 
 def test_requested_meta_info_has_no_injected_logprobs():
@@ -354,12 +351,6 @@ def test_ids_are_read_from_the_logprob_pairs_if_there_is_no_list_of_ids():
     (sampled,) = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]}).choices
 
     assert ([5, 6], [-1.0, -2.0]) == (sampled.ids, sampled.logprobs)
-
-
-def test_a_response_without_choices_is_stripped():
-    rules = StripRules(keys=frozenset({"output_ids"}))
-
-    assert {"id": "x"} == ENGINES["sglang"].strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules)
 
 
 SIZED = Traits("sglang", "0.5.23", has_parser=True, vocabulary_size=4096)
@@ -429,12 +420,16 @@ def masked_response(mask, logprobs=(-0.5, -0.25)):
     return orjson.dumps({"id": "i", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
 
 
-def masked_step(response, body=TRUNCATED):
-    """Return what the client receives, and the step."""
-    exchange = Exchange(plan_of("/v1/chat/completions", body, MASKED, kind="sglang"), 200, "application/json")
+def outcome_of(response, body, options):
+    """Return what the client of a chat receives, and the step."""
+    exchange = Exchange(plan_of(CHAT, body, options, kind="sglang"), 200, "application/json")
     exchange.response.feed(response)
     outcome = exchange.finish(Timing(0.0))
     return orjson.loads(outcome.end), outcome.step
+
+
+def masked_step(response, body=TRUNCATED):
+    return outcome_of(response, body, MASKED)
 
 
 @pytest.mark.parametrize(
@@ -451,10 +446,10 @@ def masked_step(response, body=TRUNCATED):
 )
 def test_a_sampling_mask_is_requested_where_the_server_returns_one(body, requested):
     """It refuses a call without a bounded top_k. Streams have no masks, so they are replayed."""
-    plan = plan_of("/v1/chat/completions", TRUNCATED | body, MASKED, kind="sglang")
+    plan = plan_of(CHAT, TRUNCATED | body, MASKED, kind="sglang")
 
     assert requested is plan.body.get("return_sampling_mask", False)
-    assert "return_sampling_mask" not in plan_of("/v1/chat/completions", TRUNCATED | body, kind="sglang").body
+    assert "return_sampling_mask" not in plan_of(CHAT, TRUNCATED | body, kind="sglang").body
     assert "stream" not in body or "replay" == plan.framing
 
 
@@ -463,24 +458,19 @@ def test_a_mask_is_recorded_with_the_logprobs_over_its_tokens():
     shown, step = masked_step(masked_response([[4, 5], [6, 7, 8]]))
     (choice,) = step.choices
 
-    assert ([], [[4, 5], [6, 7, 8]], [-0.5, -0.25]) == (
-        [*step.problems], unpack_mask(choice.sampling_mask), choice.logprobs.tolist()
-    )  # fmt: skip
+    assert ([[4, 5], [6, 7, 8]], ()) == (unpack_mask(choice.sampling_mask), step.problems)
+    assert [-0.5, -0.25] == choice.logprobs.tolist()
     assert ("processed_logprobs", "mask") == (step.sampling["logprobs_mode"], step.logprobs_over(choice))
     assert "meta_info" not in shown["choices"][0]
 
 
-def test_a_client_that_requests_meta_info_receives_it_without_the_mask():
-    shown, _ = masked_step(masked_response([[4, 5], [6, 7, 8]]), TRUNCATED | {"return_meta_info": True})
+def test_a_client_that_requests_meta_info_receives_the_mask_only_if_it_requests_that_too():
+    response, fields = masked_response([[4, 5], [6, 7, 8]]), TRUNCATED | {"return_meta_info": True}
+    plain, _ = masked_step(response, fields)
+    masked, _ = masked_step(response, fields | {"return_sampling_mask": True})
 
-    assert {"completion_tokens"} == shown["choices"][0]["meta_info"].keys()
-
-
-def test_a_client_that_requests_the_mask_receives_it():
-    own = TRUNCATED | {"return_meta_info": True, "return_sampling_mask": True}
-    shown, _ = masked_step(masked_response([[4, 5], [6, 7, 8]]), own)
-
-    assert [[4, 5], [6, 7, 8]] == shown["choices"][0]["meta_info"]["output_token_sampling_mask"]
+    assert {"completion_tokens"} == plain["choices"][0]["meta_info"].keys()
+    assert [[4, 5], [6, 7, 8]] == masked["choices"][0]["meta_info"]["output_token_sampling_mask"]
 
 
 @pytest.mark.parametrize(
@@ -545,11 +535,7 @@ def expert_step(raw, body=None, **changed):
     response = orjson.loads(masked_response([[5], [6]]))
     meta = {"output_token_logprobs": [[-3.0, 5, None], [-2.0, 6, None]], "routed_experts": raw, **changed}
     response["choices"][0]["meta_info"] = meta
-    made = plan_of("/v1/chat/completions", {"messages": [], **(body or {})}, REPLAYED, kind="sglang")
-    exchange = Exchange(made, 200, "application/json")
-    exchange.response.feed(orjson.dumps(response))
-    outcome = exchange.finish(Timing(0.0))
-    return orjson.loads(outcome.end), outcome.step
+    return outcome_of(orjson.dumps(response), {"messages": [], **(body or {})}, REPLAYED)
 
 
 @pytest.mark.parametrize(
@@ -582,23 +568,19 @@ def test_a_client_that_requests_meta_info_receives_it_without_experts():
 
 def test_a_client_that_requests_experts_receives_them_where_the_engine_has_them():
     """SGLang moves them from `sglext` to `meta_info` if that is requested, so it is not."""
-    made = plan_of("/v1/chat/completions", {"messages": [], "return_routed_experts": True}, REPLAYED, kind="sglang")
+    body = {"messages": [], "return_routed_experts": True}
     raw = b64encode(bytes(72)).decode()
     response = orjson.loads(masked_response([[5], [6]]))
     response["choices"][0] |= {"meta_info": None, "logprobs": {"content": [{"token": "a", "logprob": -1.0}] * 2}}
-    exchange = Exchange(made, 200, "application/json")
-    exchange.response.feed(orjson.dumps({**response, "sglext": {"routed_experts": raw}}))
-    outcome = exchange.finish(Timing(0.0))
+    shown, step = outcome_of(orjson.dumps({**response, "sglext": {"routed_experts": raw}}), body, REPLAYED)
 
-    assert "return_meta_info" not in made.body
-    assert {"routed_experts": raw} == orjson.loads(outcome.end)["sglext"]
-    assert ((), bytes(72)) == (outcome.step.problems, outcome.step.choices[0].routed_experts.raw)
+    assert "return_meta_info" not in plan_of(CHAT, body, REPLAYED, kind="sglang").body
+    assert {"routed_experts": raw} == shown["sglext"]
+    assert ((), bytes(72)) == (step.problems, step.choices[0].routed_experts.raw)
 
 
 def test_a_stream_is_replayed_if_experts_are_configured():
-    assert (
-        "replay" == plan_of("/v1/chat/completions", {"messages": [], "stream": True}, REPLAYED, kind="sglang").framing
-    )
+    assert "replay" == plan_of(CHAT, {"messages": [], "stream": True}, REPLAYED, kind="sglang").framing
 
 
 def comparable(response: bytes, *, is_stream: bool) -> list[bytes]:

@@ -1,10 +1,124 @@
-"""Requests that get logprobs other than the model's own distribution, for each engine and logprobs mode."""
+"""What all engines have: how choices are read, known defects and framings, and requests that are constrained."""
 
 import pytest
 from tests.support.recorded import plan_of
 
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines.base import (
+    QUIRK_CODES,
+    CallOptions,
+    StripRules,
+    Traits,
+    index_of,
+    logprobs_of,
+    without,
+)
+from proxy.trajectory.fidelity import PROBLEMS
+
+STREAM = {"stream": True}
+
+
+def framing(streaming: str, body: dict, kind: str = "llamacpp") -> str:
+    return ENGINES[kind].framing("chat", body, CallOptions(streaming=streaming, traits=Traits(kind)))
+
+
+def test_every_quirk_has_an_engine_flags_and_a_source():
+    """docs/fidelity.md prints them."""
+    for quirk in (quirk for engine in ENGINES.values() for quirk in engine.quirks):
+        assert quirk.codes
+        assert set(quirk.codes) <= PROBLEMS.keys()
+        assert quirk.what.endswith(".")
+        assert quirk.source
+    assert set(QUIRK_CODES) <= PROBLEMS.keys()
+
+
+def test_an_unstreamed_request_is_never_replayed():
+    assert {"whole"} == {framing(how, {}) for how in ("auto", "live", "replay")}
+    assert "whole" == framing("replay", {"stream": False})
+
+
+@pytest.mark.parametrize(("kind", "in_auto"), [("llamacpp", "replay"), ("vllm", "live")])
+def test_auto_replays_the_streams_of_engines_with_quirks(kind, in_auto):
+    """llama.cpp's streams always lose tokens."""
+    assert [in_auto, "live", "replay"] == [framing(how, STREAM, kind) for how in ("auto", "live", "replay")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"stream": 1},
+        {"stream": "yes"},
+        STREAM | {"stream_options": "x"},
+        STREAM | {"stream_options": {"continuous_usage_stats": True}},
+    ],
+)
+def test_streams_with_unknown_options_are_not_replayed(body):
+    """The engine validates them."""
+    assert "live" == framing("replay", body)
+
+
+def test_a_stream_that_the_engine_rejects_is_not_replayed():
+    """The 400 is forwarded."""
+    assert "live" == framing("replay", STREAM | {"prompt_logprobs": 1}, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect", "body", "codes"),
+    [
+        ("vllm", "chat", {}, set()),
+        ("vllm", "chat", {"include_reasoning": False}, {"reasoning_withheld"}),
+        ("vllm", "completions", {"echo": True}, {"echo"}),
+        ("vllm", "completions", {"max_tokens": 0}, {"phantom_token"}),
+        ("vllm", "chat", {"top_logprobs": 2}, {"no_logprobs"}),
+        ("vllm", "chat", {"top_logprobs": 2, "logprobs": True}, set()),
+        ("llamacpp", "chat", {"n": 2}, {"uncounted", "logprob_count", "completion_count", "no_logprobs"}),
+        ("plain", "chat", {}, {"no_token_ids"}),
+        ("sglang", "chat", {"messages": 7}, set()),  # the engine refuses it
+        ("sglang", "chat", {"messages": [{"content": [{"type": "image_url"}]}]}, {"prompt_count"}),
+    ],
+)
+def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, body, codes):
+    """Known defects are not logged as new ones."""
+    options = CallOptions(traits=Traits(kind), keep_reasoning=False)
+
+    assert codes == {
+        code for quirk in ENGINES[kind].expected_quirks(dialect, body, options, live=False) for code in quirk.codes
+    }
+
+
+@pytest.mark.parametrize("index", ["0", None, 1.0, True])
+def test_a_choice_index_that_is_not_an_integer_raises_type_error(index):
+    with pytest.raises(TypeError, match="index"):
+        index_of({"index": index})
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_every_engine_rejects_a_choice_index_that_is_not_an_integer(kind):
+    with pytest.raises(TypeError, match="index"):
+        ENGINES[kind].tokens("chat", {}, {"choices": [{"index": "0"}]})
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "read"),
+    [
+        (None, None),
+        ({"content": [{"logprob": -1.0}, {"token": "a"}]}, [-1.0, None]),
+        ({"content": None, "token_logprobs": [None, -2.0]}, [None, -2.0]),
+        ({}, None),
+    ],
+)
+def test_logprobs_are_read_from_chat_and_completions_choices(logprobs, read):
+    """One per token; a missing one is None."""
+    assert read == logprobs_of({"logprobs": logprobs})
+
+
+def test_stripping_removes_keys_and_nulls_logprobs_in_a_copy():
+    choice = {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"}
+    shown = without(choice, StripRules(logprobs=True, keys=frozenset({"token_ids"})))
+
+    assert {"index": 0, "logprobs": None, "text": "a"} == shown
+    assert {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"} == choice
+
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 STRICT = {"type": "function", "function": {"name": "add", "parameters": {}, "strict": True}}
