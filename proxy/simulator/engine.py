@@ -49,9 +49,8 @@ class WeightVersions:
     _starts: list[tuple[int, str]] = field(default_factory=list)
 
     def record(self, position: int, version: str) -> None:
-        """Record that this version samples the tokens from this position on."""
-        if not self._starts or self._starts[-1][1] != version:
-            self._starts.append((position, version))
+        """Record that this version, another one than before, samples the tokens from this position on."""
+        self._starts.append((position, version))
 
     def spans(self, length: int) -> list[dict[str, Any]]:
         """Return `weight_versions` of a choice of this length: spans of output positions, in both engines' form."""
@@ -121,12 +120,14 @@ class Engine:
             for number in range(common.choices)
         ]
         open_choices = dict(enumerate(choices))
-        aborts = self.aborts
+        aborts, rid, version = self.aborts, response.rid, None
         position = 0
         while open_choices:
-            response.versions.record(position, self.weight_version)
+            if version != self.weight_version:
+                version = self.weight_version
+                response.versions.record(position, version)
             tokens = [(index, next(choice)) for index, choice in open_choices.items()]
-            if self.aborts != aborts or (response.rid is not None and self.aborted.get(response.rid)):
+            if self.aborts != aborts or (rid is not None and self.aborted.get(rid)):
                 tokens = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in tokens]
             for index, token in tokens:
                 if token.finish_reason is not None:
@@ -172,11 +173,14 @@ class Response:
     prompts: Sequence[Prompt]
     id: str
     created_s: int = field(init=False)  # Unix seconds
+    model_name: str = field(init=False)  # SGLang 0.5.23 names a model that was not requested `default`
     ids: list[list[int]] = field(init=False)  # of the tokens of each choice that are streamed
     versions: WeightVersions = field(init=False, default_factory=WeightVersions)
 
     def __post_init__(self) -> None:
+        options = self.engine.options
         self.created_s = int(self.engine.clock.now())
+        self.model_name = self.common.model or ("default" if options.shape == "sglang" else options.model)
         self.ids = [[] for _ in range(len(self.prompts) * self.common.choices)]
 
     @property
@@ -211,12 +215,6 @@ class Response:
     def head(self, kind: str) -> JsonObject:
         """Return the first keys of a response; `kind` is its `object`."""
         return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model_name}
-
-    @property
-    def model_name(self) -> str:
-        """The name of the model; SGLang 0.5.23 names one that was not requested `default`."""
-        options = self.engine.options
-        return self.common.model or ("default" if options.shape == "sglang" else options.model)
 
     def opening_events(self) -> list[bytes]:
         """Return the events before the first token."""

@@ -4,7 +4,7 @@ Sampled ids become text, and a choice ends at stop tokens, stop strings or the l
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -58,26 +58,32 @@ class Token:
 class TextBuffer:
     """The text of a choice; holds the end back while it may be the beginning of a stop string."""
 
-    common: CommonFields
+    stops: Sequence[str]
+    include_stop: bool
     text: str = ""
     released: int = 0
+    held_back: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held_back = 0 if self.include_stop else max(map(len, self.stops), default=1) - 1
 
     def feed(self, piece: str, *, can_stop: bool) -> str | None:
         """Append a piece; return the stop string that it completes (the text then ends there), or None."""
         self.text += piece
-        for stop in self.common.stop_strings if can_stop else ():
+        for stop in self.stops if can_stop else ():
             start = self.text.find(stop, max(0, len(self.text) - len(piece) - len(stop) + 1))
             if piece and start >= 0:
-                self.text = self.text[: start + len(stop) if self.common.include_stop_str_in_output else start]
+                self.text = self.text[: start + len(stop) if self.include_stop else start]
                 return stop
         return None
 
     def release(self, *, ended: bool) -> str:
         """Return the text that is final and was not returned before."""
-        longest = max(map(len, self.common.stop_strings), default=1)
-        held_back = 0 if ended or self.common.include_stop_str_in_output else longest - 1
-        start, self.released = self.released, max(len(self.text) - held_back, self.released)
-        return self.text[start : self.released]
+        until = len(self.text) - (0 if ended else self.held_back)
+        if until <= self.released:
+            return ""
+        start, self.released = self.released, until
+        return self.text[start:until]
 
 
 def generate(
@@ -95,7 +101,7 @@ def generate(
     end a turn.
     """
     decoder = Decoder(tokenizer)
-    buffer = TextBuffer(common)
+    buffer = TextBuffer(common.stop_strings, common.include_stop_str_in_output)
     stop_ids = frozenset(common.stop_token_ids or ())
     for count, (token, distribution) in enumerate(sampled, 1):
         finish: str | None = "length" if count >= max_tokens else None
@@ -103,7 +109,7 @@ def generate(
         if count >= common.min_tokens and (token in stop_ids or token in eos_ids):  # it precedes length
             finish, reason = "stop", None if token == next(iter(eos_ids), None) else token
         logprobs = token_logprobs(token, distribution, decoder, alternatives)
-        if finish != "stop" or common.include_stop_str_in_output:
+        if finish != "stop" or buffer.include_stop:
             stop = buffer.feed(decoder.feed(token), can_stop=count > common.min_tokens)
             if stop is not None:
                 finish, reason = "stop", stop

@@ -6,7 +6,7 @@ text a truncated tool call stays content; in a stream, its name and arguments ha
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -145,11 +145,7 @@ class StreamParser:
             if next_mode == "call":
                 self._index, self._name, self._sent = self._index + 1, None, 0
             return text
-        return self._release([] if ended or tag is None else [tag])
-
-    def _release(self, tags: Iterable[str]) -> str:
-        """Return the buffered text that cannot be part of one of the tags."""
-        end = len(self._buffer) - max((_overlap(self._buffer, tag) for tag in tags), default=0)
+        end = len(self._buffer) - (0 if ended or tag is None else _overlap(self._buffer, tag))
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         return text
 
@@ -160,7 +156,10 @@ class StreamParser:
             if found:
                 self._buffer, self._blocks, self._index = "", {}, len(calls) - 1
                 return text, [CallDelta(index, call.name, call.arguments) for index, call in enumerate(calls)]
-        return self._release([] if ended else self._blocks), []
+        held_back = 0 if ended else max(_overlap(self._buffer, block) for block in self._blocks)
+        end = len(self._buffer) - held_back
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
+        return text, []
 
     def _call(self) -> Iterator[CallDelta]:
         """Yield the call's name once it is complete, and the arguments that were not sent yet; the closing tag ends it."""
