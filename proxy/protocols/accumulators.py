@@ -16,14 +16,11 @@ _CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "
 
 
 class Accumulator(Protocol):
-    """Accumulates the chunks of one streamed call. `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`.
+    """Accumulates the chunks of one streamed call."""
 
-    `finished` is the number of choices that have a finish reason. `is_cumulative`: each chunk of a choice has all of it so far.
-    """
-
-    problems: set[str]
-    finished: int
-    is_cumulative: bool
+    problems: set[str]  # codes of `proxy.trajectory.fidelity.PROBLEMS`
+    finished: int = 0  # the number of choices that have a finish reason
+    is_cumulative: bool = False  # each chunk of a choice has all of it so far
 
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice.
@@ -39,7 +36,7 @@ class Accumulator(Protocol):
     @property
     def is_counted(self) -> bool:
         """Whether running counts cover the ids of each choice, if there are several."""
-        ...
+        return True
 
 
 class ChoiceAccumulator:
@@ -134,30 +131,26 @@ class ChoiceAccumulator:
         return found
 
 
-class Chunks:
-    """A whole stream: the top-level fields, the choices by index, and contradictions. `total`: the usage of all choices."""
+class Chunks(Accumulator):
+    """A whole stream: the top-level fields, the choices by index, and contradictions."""
 
     kind: str | None = None  # of the object of a whole response
     has_messages = False
-    is_cumulative = False
     choice: type[Any] = ChoiceAccumulator
 
     def __init__(self) -> None:
         self._own_ids: dict[int, Any] = {}  # by choice, if its chunks have another `id` than the first chunk
         self.head: Json = {}
         self.choices: dict[int, Any] = {}
-        self.finished = 0
         self.problems: set[str] = set()
-        self.total: Any = None
+        self.total: Any = None  # the usage of all choices
 
     @property
     def is_counted(self) -> bool:
-        """Whether running counts cover the ids of each choice, if there are several."""
         choices = self.choices.values()
         return len(choices) < 2 or all(choice.counted == choice.size for choice in choices if choice.size)
 
     def feed(self, chunk: Json) -> bool:
-        """Add one chunk; return whether it finished a choice."""
         head, finished = self.head, self.finished
         for key, value in chunk.items():
             if key == "choices":
@@ -245,7 +238,6 @@ class Chunks:
             self.finished += is_open and accumulated.fields["finish_reason"] is not None
 
     def finish(self) -> Json:
-        """Return the response so far, its choices ordered by index."""
         usage = self.head.pop("usage", None)
         kind = {} if self.kind is None else {"object": self.kind}
         choices = []

@@ -1,31 +1,16 @@
 """The returns of a rollout's turns, the penalty of long responses, and the advantages that are estimated from the returns.
 
-**Turns** are the steps that a row trains or that have a reward of their own, in the order in which they were recorded, on
-any branch. Turn t = 1..T has the reward r(t): its step's (the sum of its tokens'), or else 0. If the last turn has no reward of
-its own, it gets the rollout's, as in SkyRL's rewards by token. The turns of a thread with a reward of its own are
-a sequence by themselves; its last turn gets the thread's reward. With the discount d, the return of a turn is its reward
-to go:
+docs/http-api.md describes turns, their rewards r(t) and the penalty. The turns of a thread with a reward of its own are a
+sequence by themselves. With the discount d, the return of a turn is its reward to go, as in Kevin (arXiv 2507.11948, d = 0.4):
 
     g(t) = r(t) + d · r(t + 1) + d² · r(t + 2) + … + d^(T - t) · r(T)
 
-As in Kevin (arXiv 2507.11948, with d = 0.4). verl's and OpenRLHF's returns are these with a discount for each token; they are
-equal where each turn is one token, or where d is 1.
+verl and OpenRLHF discount each token instead. The penalty is DAPO's (arXiv 2503.14476, equation 13), as
+in verl 0.9.1 (`DAPORewardManager`) and OpenRLHF 0.11.2 (`apply_overlong_penalty`) with the factor 1; tool outputs count, too.
 
-**The penalty** is DAPO's soft one (arXiv 2503.14476, equation 13), of a response of y tokens:
-
-    0 up to max_len - buffer, then (max_len - buffer - y) / buffer, and -1 above max_len
-
-As in verl 0.9.1 (`DAPORewardManager`, where no response exceeds `max_resp_len`) and OpenRLHF 0.11.2 (`apply_overlong_penalty`),
-with the factor 1. They count the tokens of tool outputs between turns, too. The response is what follows the first prompt of
-the rollout's longest row, or for the reward of a thread, of the thread's.
-
-**Advantages**: one for a whole rollout, or one for each of its turns. The rollouts i = 1..n have the returns g(i,t) of T(i)
-turns. A rollout counts once, however many turns it has:
+A rollout or each of its turns has an advantage. The rollouts i = 1..n have returns g(i,t) of T(i) turns; each counts once:
 
     a(i) = mean over t of g(i,t)        m = mean over i of a(i)        s² = mean over i of the mean over t of (g(i,t) - m)²
-
-With one return for each rollout, its reward, m and s are the mean and the population standard deviation of the rewards; with
-the same number of turns in all rollouts, of all returns.
 
     grpo           (g - m) / s                         DeepSeekMath, arXiv 2402.03300, 4.1.2
     dr_grpo        g - m                               Understanding R1-Zero-Like Training, arXiv 2503.20783, 3.2
@@ -33,10 +18,7 @@ the same number of turns in all rollouts, of all returns.
     reinforce_pp   (g - m) / s over a whole batch      REINFORCE++, arXiv 2501.03262, equation 6
     step           g: the return itself, without a baseline
 
-All advantages but `step`'s are zero if all returns are equal. A single rollout with one return is such a case: a baseline
-needs other returns.
-
-The trainers' code, to which the tests compare these:
+All advantages but `step`'s are zero if all returns are equal. The trainers' code, to which the tests compare these:
 
 - TRL 1.16.0: AsyncGRPO (`_score_group`) has the population standard deviation of `grpo` and adds 1e-8 to it; GRPOTrainer has
   the sample standard deviation, and adds 1e-4.

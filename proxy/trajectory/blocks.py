@@ -68,12 +68,11 @@ class KnownBlocks(set[bytes]):
     """The names of the blocks of a rollout that are stored, and its newest long chain of each kind.
 
     Equal beginnings of two chains have the same names: comparing with the last chain takes a twentieth of the time of hashing.
-    `made` are the newest blocks, stored or not, so that calls compress a common prompt once before it is stored.
-    `chain_bytes` is the approximate memory of all these. Threads may use this at the same time.
+    Threads may use this at the same time.
     """
 
-    chain_bytes = 0
-    made: Mapping[bytes, bytes] = MappingProxyType({})
+    chain_bytes = 0  # the approximate memory of all these
+    made: Mapping[bytes, bytes] = MappingProxyType({})  # the newest blocks, so that calls compress a common prompt once
     _chains: Mapping[bytes, _Chain] = made  # type: ignore[assignment] # replaced, so that a rollout of short chains has none
 
     def names_of(self, kind: bytes, content: Content, size: int) -> tuple[list[bytes], int]:

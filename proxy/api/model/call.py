@@ -58,44 +58,36 @@ class Trace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request of the model API: the engine's endpoint, the rollout that the path names, and the caller.
-
-    `fields` are the fields of the body that the URL has, in a dialect with such fields.
-    """
+    """A request of the model API."""
 
     request: web.Request
     context: Context
-    endpoint: str
-    rollout_id: str | None
+    endpoint: str  # of engines
+    rollout_id: str | None  # that the path names
     caller: Caller
-    fields: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any] | None = None  # of the body, that the URL has in this dialect
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call that samples, from its parsed request to its recorded step.
-
-    `path` is the engine's path that serves the call, and `body` is in the dialect of that path. `adapter` is None if the client
-    itself sent this dialect. `is_named`: false if the call names no rollout and got a new one. `digest` is a hash of the body,
-    `tokens` the requested token annotations. `received` is in Unix seconds, all other times are monotonic. `work_bytes` counts
-    the bytes that take time to process: the body, and the response once it is read, without what the previous call of the
-    rollout already had.
-    """
+    """A call that samples, from its parsed request to its recorded step. Times are monotonic, but for `received`."""
 
     context: Context
     request: web.Request
     rollout_id: str
-    is_named: bool
-    path: str
-    dialect: Dialect
-    body: dict[str, Any]
+    is_named: bool  # false if the call names no rollout and got a new one
+    path: str  # the engine's path that serves the call
+    dialect: Dialect  # of that path
+    body: dict[str, Any]  # in that dialect
     body_bytes: int
+    # The bytes that take time to process: the body, and the response once it is read, without what the previous call of the
+    # rollout already had.
     work_bytes: int
-    digest: str
-    received: float
+    digest: str  # of the body
+    received: float  # in Unix seconds
     started: float
-    adapter: CallAdapter | None = None
-    tokens: TokenAnnotations | None = None
+    adapter: CallAdapter | None = None  # None if the client itself sent this dialect
+    tokens: TokenAnnotations | None = None  # the requested token annotations
     long: LongText | None = None  # its body in pieces
 
     # Once it is admitted.
@@ -197,14 +189,8 @@ def _planned(
     template = template_of(body, DIALECTS[path], options.sampling, has_lists=may_have_images)
     prepared, key = None, b""
     if template is not None and call.tokens is None:
-        terms = (
-            rollout.sampling,
-            rollout.tools,
-            rollout.model,
-            options.room_left,
-            options.is_translated,
-            options.logprobs,
-        )
+        of_rollout = rollout.sampling, rollout.tools, rollout.model
+        terms = *of_rollout, options.room_left, options.is_translated, options.logprobs
         flags = map(is_on, map(options.headers.get, engine.headers_read))
         key = orjson.dumps((template, path, terms, options.traits.forces_usage, *flags))
         prepared = plans.get(key)

@@ -25,7 +25,6 @@ from proxy.telemetry.span_attributes import (
     span_name,
     step_attributes,
 )
-from proxy.trajectory.step import Step
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -143,7 +142,10 @@ class CallTrace:
         self._end_queue(now, fault)
         error = (fault.code, fault.message) if fault is not None else error_of_step(step, status)
         self._end_attempt(call, now, status, error)
-        self._add_pauses(call)
+        for began, ended in call.admitted.pauses:
+            pause = self._child("pause", _ns(_time(call, began)), {"tokentape.policy": call.plan.policy})
+            if pause is not None:
+                pause.end(_ns(_time(call, ended)))
         self._add_store(call, now)
         self._span.set_attributes(request_attributes(call.plan) | _server_attributes(call))
         if call.rollout.group_id is not None:
@@ -184,18 +186,12 @@ class CallTrace:
         self._attempt.end(now if call.last_byte is None else _ns(_time(call, call.last_byte)))
         self._attempt = None
 
-    def _add_pauses(self, call: Call) -> None:
-        for began, ended in call.admitted.pauses:
-            span = self._child("pause", _ns(_time(call, began)), {"tokentape.policy": call.plan.policy})
-            if span is not None:
-                span.end(_ns(_time(call, ended)))
-
     def _add_store(self, call: Call, now: int) -> None:
         """Add the span of the store, for a step that the call waited for."""
         is_failed = isinstance(self._fault, StoreUnavailable)
         if call.step is None or (self._stored is None and not is_failed):
             return
-        began = _began_to_store(call, call.step)
+        began = _ns(call.step.timing.stored or call.step.timing.last_byte or call.received)
         ended = now if self._stored is None else _ns(_time(call, self._stored))
         span = self._child("store", min(began, ended), {"db.operation.name": "append"})
         if span is not None:
@@ -226,10 +222,6 @@ def _ns(seconds: float) -> int:
 
 def _time(call: Call, stamp: float | None) -> float:
     return call.received if stamp is None else call.received + (stamp - call.started)
-
-
-def _began_to_store(call: Call, step: Step) -> int:
-    return _ns(step.timing.stored or step.timing.last_byte or call.received)
 
 
 def _server_attributes(call: Call) -> dict[str, Any]:

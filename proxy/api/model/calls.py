@@ -63,7 +63,9 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
             endpoints = await _endpoints(call)
             call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
-        key = headers.get(KEY) or _retry_key(call)
+        # A rollout server's clients retry without a key.
+        is_retried = rollout.osmosis or (call.adapter is not None and call.adapter.retries_by_body)
+        key = headers.get(KEY) or (call.digest if is_retried else None)
         if not key:
             retry = retry_fields(headers[COUNT]) if COUNT in headers else {}
             return await _send(call, Attempt(step_id, {"request_key": call.digest, **retry}))
@@ -201,12 +203,6 @@ def _agent(name: str) -> str:
             param=AGENT_HEADER,
         )
     return name
-
-
-def _retry_key(call: Call) -> str | None:
-    """Return the idempotency key of a call without one, if calls with the same body are retries, as with rollout servers."""
-    adapted = call.adapter is not None and call.adapter.retries_by_body
-    return call.digest if adapted or call.rollout.osmosis else None
 
 
 async def replay(call: Call, stored: StoredAnswer) -> web.StreamResponse:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.accumulators import GenerateAccumulator, Json, text_of
+from proxy.protocols.accumulators import Accumulator, GenerateAccumulator, Json, text_of
 from proxy.protocols.dialects.base import Dialect, DialectName, ResponseOptions, is_on, requested_usage, sample_count
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
@@ -62,23 +62,17 @@ class Generate(Dialect):
 
 # The parameters of `sampling_params` that other dialects name differently.
 _OTHER_NAMES: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_NATIVE_NAMES: Final = {
-    **{other: name for name, other in _OTHER_NAMES.items()},
-    "max_completion_tokens": "max_new_tokens",
-}
+_NATIVE_NAMES: Final = {"max_completion_tokens": "max_new_tokens"} | {new: old for old, new in _OTHER_NAMES.items()}
 _NOT_SAMPLING: Final = frozenset({"model"})  # in the rules of a rollout: the engine rejects unknown parameters
 # The lists of `meta_info` with an entry per sampled token, which a continued stream continues (tokenizer_manager.py:258).
 _LISTS: Final = (
-    "output_token_logprobs",
-    "output_top_logprobs",
-    "output_token_ids_logprobs",
-    "output_token_sampling_mask",
+    "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_sampling_mask",
     "output_token_sampling_logprobs",
-)
+)  # fmt: skip
 
 
-class SglangGenerateAccumulator:
-    """Accumulates the events of a stream. `is_cumulative`: the last event of each choice has all of it.
+class SglangGenerateAccumulator(Accumulator):
+    """Accumulates the events of a stream.
 
     A stream repeats all of a choice in each event, or continues it (server flag `--incremental-streaming-output`). Its counts
     show which: `completion_tokens` is always the count of the whole choice. An event that repeats may have more ids than it
@@ -88,16 +82,9 @@ class SglangGenerateAccumulator:
     def __init__(self) -> None:
         self._choices: dict[int, _Choice] = {}
         self.problems: set[str] = set()
-        self.finished = 0
         self.is_cumulative = True  # until a choice is continued
 
-    @property
-    def is_counted(self) -> bool:
-        """Each event has the count of its choice."""
-        return True
-
     def feed(self, chunk: Json) -> bool:
-        """Add one event; return whether it finished its choice."""
         index = chunk.get("index", 0)
         if type(index) is not int:
             raise TypeError(f"a choice's index must be an integer, not {index!r}")
@@ -113,7 +100,6 @@ class SglangGenerateAccumulator:
         return choice.is_finished and not before
 
     def finish(self) -> Json:
-        """Return the response so far."""
         return {"choices": [choice.finish() for _, choice in sorted(self._choices.items())]}
 
 

@@ -19,7 +19,7 @@ from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.sampling import served_as
 from proxy.protocols.translated_call import CallAdapter
-from proxy.trajectory.step import Choice, Ids, Prompt, Step
+from proxy.trajectory.step import Ids, Prompt, Step
 
 _FLAT: Final = "/v1/completions"
 _ANY_MODEL: Final = "default"  # the model name of its clients, which names none
@@ -166,15 +166,11 @@ def flat_answer(step: Step) -> bytes | None:
             {"index": 0, "message": first.get("message"), "finish_reason": first.get("finish_reason") or "stop"}
         ],
         "token_ids": ids,
-        "logprobs": _numbers(sampled),
+        "logprobs": [it if isfinite(it) else _NO_LOGPROB for it in sampled.logprobs] if sampled else [],
         "prompt_token_ids": prompt,
         "usage": step.usage or usage,
     }
     return orjson.dumps(payload)
-
-
-def _numbers(sampled: Choice | None) -> list[float]:
-    return [value if isfinite(value) else _NO_LOGPROB for value in sampled.logprobs] if sampled else []
 
 
 def _begins_with(prompt: Prompt, earlier: Prompt, sampled: Ids) -> bool:
