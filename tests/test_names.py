@@ -16,6 +16,7 @@ FOREIGN: dict[str, set[str]] = {
         "--stop-timeout", "/data", "/tmp", "/var/lib/tokentape", "TOKENTAPE_PORT", "tokentape_agents",
     },
     "a user and a group": {"tokentape tokentape"},
+    "Linux": {"tcpi_unacked"},
     "llama.cpp": {"/props"},
     "OpenAI's hosted tools": {"code_interpreter", "file_search", "image_generation", "local_shell"},
     "Osmosis' rollout servers": {"POST /rollout", "POST /v1/rollout/init"},
