@@ -122,6 +122,14 @@ class Fleet:
         finally:
             await store.close()
 
+    async def key_beside(self, rollout: str) -> str:
+        """Return a key in the slot of a rollout that no rollout has."""
+        store = await open_store(self.store_url)
+        try:
+            return store.layout.bucket(rollout).prefix + "other"
+        finally:
+            await store.close()
+
     async def names_in_slot(self, slot: int, count: int) -> list[str]:
         """Return names of rollouts in a slot."""
         store = await open_store(self.store_url)
