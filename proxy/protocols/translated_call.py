@@ -3,8 +3,9 @@
 A translated call is sent as a chat call; its response is rendered in the client's dialect, also from a stored step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, Self
 
 from proxy.errors import UnprocessableRequest
@@ -113,17 +114,18 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
     return TranslatedCall(translation=translation, request=body, body=chat, options=options, references=references)
 
 
-_TRANSLATORS: Final = (*TRANSLATORS.values(), *METHODS.values())
+def _all() -> Iterable[Translator]:
+    return chain(TRANSLATORS.values(), METHODS.values())
 
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """Return the error dialect of a path that samples nothing; None: OpenAI's."""
-    return next((translator for translator in _TRANSLATORS if translator.is_spoken(endpoint, headers)), None)
+    return next((translator for translator in _all() if translator.is_spoken(endpoint, headers)), None)
 
 
 def renderer_for(step: Step) -> ResponseRenderer | None:
     """Return the renderer of a step's response, as it was rendered originally; None for a dialect that engines support."""
-    translator = next((translator for translator in _TRANSLATORS if translator.name == step.dialect), None)
+    translator = next((translator for translator in _all() if translator.name == step.dialect), None)
     return None if translator is None else translator.renderer(step.request, CallIdentity.of(step))
 
 

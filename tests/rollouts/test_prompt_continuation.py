@@ -112,7 +112,7 @@ async def test_a_rollout_that_continues_nothing_has_at_most_one_step_in_memory(s
         found = continuations(await proxy.steps("r1"))
 
     assert sizes[0] - 4 * 500 > sizes[1]
-    assert abs(sizes[2] - sizes[1]) < 500
+    assert abs(sizes[2] - sizes[1]) < 2000  # what finds drift remembers the ids of each reply
     assert [None, None, None, "sent", "sent"] == found
     assert [0] == reads
 
