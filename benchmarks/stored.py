@@ -42,8 +42,8 @@ def store_server() -> Iterator[str]:
     """Run a Valkey without persistence; yield its URL."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(bundled_server()), "--port", str(port), "--save", "", "--appendonly", "no", "--dir", folder]
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        words = [str(bundled_server()), "--port", str(port), "--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder)
         try:
             with redis.Redis(port=port) as client:
                 while not _is_up(client):
@@ -186,19 +186,23 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[0, 10_000, 100_000], help="stored rollouts")
     parser.add_argument("--store", metavar="URL", help="a filled store, which is measured as it is")
     options = parser.parse_args()
+    console, rows = Console(width=200), dict[str, dict[str, str]]()
+
+    def note(size: str, row: dict[str, str]) -> None:
+        rows[size] = row
+        console.print(size, row)  # the next size may take long
+
     with started("upstream") as engine:
         if options.store:
-            rows = {"as it is": point(engine, options.store)}
+            note("as it is", point(engine, options.store))
         else:
             with store_server() as url:
-                rows = {
-                    f"{size:,}": _grown(engine, url, before, size) for before, size in pairwise([0, *options.sizes])
-                }
-    columns = ("stored rollouts", *next(iter(rows.values())))
-    table = Table(*columns)
+                for before, size in pairwise([0, *options.sizes]):
+                    note(f"{size:,}", _grown(engine, url, before, size))
+    table = Table("stored rollouts", *next(iter(rows.values())))
     for size, row in rows.items():
         table.add_row(size, *row.values())
-    Console(width=200).print(f"{results.machine()}; ms unless named otherwise", table)
+    console.print(f"{results.machine()}; ms unless named otherwise", table)
 
 
 def _grown(engine: Server, url: str, before: int, size: int) -> dict[str, str]:

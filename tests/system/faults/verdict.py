@@ -1,6 +1,7 @@
 """The assertions after a run, read from the store."""
 
 from collections import Counter
+from itertools import chain
 
 import orjson
 from tests.system.faults.engine import sampled
@@ -9,6 +10,7 @@ from proxy.rollouts.rollout import read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode
 from storage import open_store
+from storage.redis.keys import Bucket
 
 
 async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict[str, int]:
@@ -16,10 +18,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     store = await open_store(store_url)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
-    first = store.layout.buckets[0]
-    owned = {store.layout.constants, first.heartbeats, first.turn, *first.processes}
-    for bucket in store.layout.buckets:
-        owned |= {bucket.listing, bucket.expiry, bucket.announcements}
+    owned = {store.layout.constants, *chain.from_iterable(map(_keys_of, _buckets(store)))}
     try:
         async for name in store.names():
             owned |= {*store.layout.rollout(name).all}
@@ -42,6 +41,16 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     assert not (twice := [uid for uid, count in seen.items() if count > 1]), f"stored twice: {twice}"
     assert not (orphans := keys - owned), f"keys without an owner: {orphans}"
     return {"ended": len(ended), **statuses}
+
+
+def _buckets(store) -> list[Bucket]:
+    return [bucket for each in (store, store.groups, store.batches) for bucket in each.layout.buckets]
+
+
+def _keys_of(bucket: Bucket) -> set[bytes]:
+    """Return the keys of a bucket that belong to no single rollout."""
+    own = {value for value in bucket if isinstance(value, bytes)}
+    return own | {*bucket.cache, *bucket.processes, *bucket.queue_index(), bucket.queue()}
 
 
 def _equals_the_engines_log(step, uid: str, ended: dict[str, str], logged: set[str]) -> None:
