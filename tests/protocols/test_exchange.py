@@ -1,7 +1,8 @@
-"""Request and response of one call: forwarded bytes and recorded step, for responses recorded from real engines."""
+"""Request and response of one call: forwarded bytes and recorded step, for recorded responses, images and invalid values."""
 
 import json
 import re
+from array import array
 from dataclasses import replace
 
 import orjson
@@ -9,15 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.each_cassette import of_each
-from tests.support.recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
+from tests.support.recorded import (
+    CASSETTES,
+    ROOTS,
+    Cassette,
+    dialect_cassettes,
+    http_cassettes,
+    load,
+    names,
+    plan_of,
+    play,
+)
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.engines.base import CallOptions, StripRules, Traits
-from proxy.protocols.exchange import Exchange, response_stream_for
+from proxy.protocols.engines.base import CallOptions, Sampled, StripRules, Tokens, Traits
+from proxy.protocols.exchange import Exchange, check_messages, check_usage, pack_tokens, response_stream_for
+from proxy.protocols.plan import with_image_tokens
 from proxy.protocols.response import ClientView, StreamResponse
 from proxy.protocols.whole_response import RawResponse, WholeResponse
 from proxy.trajectory.codec import encode
+from proxy.trajectory.images import names_in, placed
 from proxy.trajectory.step import Timing
 
 PAIRS = sorted(
@@ -389,3 +402,206 @@ def test_logprobs_over_a_sampling_mask_are_constrained_only_by_what_changes_the_
 
     assert ("processed_logprobs", is_constrained) == (step.sampling["logprobs_mode"], step.constrained)
     assert "mask" == step.logprobs_over(step.choices[0])
+
+
+FOLDER = ROOTS["vllm"] / "images"
+CASES = ["one_image", "two_images", "repeated_image", "image_in_tool_result"]
+PLACEHOLDER = 4096
+
+
+def step_of(name, candidates=(PLACEHOLDER,)):
+    cassette = load(f"images/{name}")
+    plan = with_image_tokens(plan_of(cassette.path, cassette.body), candidates)
+    return play(plan, cassette)[2]
+
+
+@pytest.mark.parametrize("framing", ["n", "s"])
+@pytest.mark.parametrize("name", CASES)
+def test_each_image_has_a_place_in_the_prompt_of_the_engine(name, framing):
+    step = step_of(f"{name}_{framing}_inj")
+    images = placed(step, step.prompts[0])
+
+    assert step.exact
+    assert names_in(step.request["messages"]) == [image.image for image in images]
+    for image in images:
+        assert [PLACEHOLDER] * 4 == list(step.prompts[0][image.start : image.start + image.length])
+    assert 4 * len(images) == step.usage["prompt_tokens_details"]["multimodal_tokens"]["image"] if step.usage else True
+
+
+@pytest.mark.parametrize("name", ["one_image", "two_images"])
+def test_the_places_are_those_that_the_engine_renders(name):
+    step = step_of(f"{name}_n_inj")
+    rendered = orjson.loads((FOLDER / f"{name}_render.response.json").read_bytes())
+    expected = [(place["offset"], place["length"]) for place in rendered["features"]["mm_placeholders"]["image"]]
+
+    assert rendered["token_ids"] == list(step.prompts[0])
+    assert expected == [(image.start, image.length) for image in placed(step, step.prompts[0])]
+
+
+def test_a_placeholder_in_a_text_is_a_problem():
+    """vLLM expands the first one, which is the text's."""
+    step = step_of("placeholder_in_text_n_inj")
+
+    assert ("image_count",) == step.problems
+    assert [(None, None)] == [(image.start, image.length) for image in placed(step, step.prompts[0])]
+
+
+def test_images_of_an_unknown_placeholder_have_no_places_and_no_problem():
+    step = step_of("two_images_n_inj", ())
+
+    assert step.exact
+    assert {"ids": names_in(step.request["messages"]), "token": None} == step.extra["images"]
+
+
+@pytest.mark.parametrize("name", names("images/*invalid*") + names("images/no_image*"))
+def test_what_the_engine_rejects_is_recorded_with_its_error(name):
+    step = play(plan_of(load(name).path, load(name).body), load(name))[2]
+
+    assert ("error", 400) == (step.status, step.response["status"])
+    assert names_in(step.request["messages"]) == step.extra["images"]["ids"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("image", 1), ("other", 10)])
+def test_the_name_of_a_placeholder_is_one_token(name, count):
+    body = orjson.loads((FOLDER / f"lookup_{name}.response.json").read_bytes())
+
+    assert count == len(body["tokens"])
+    assert (PLACEHOLDER in body["tokens"]) == (name == "image")
+
+
+def packed_choice(**fields):
+    """Return what becomes of a response with this choice, which has two tokens."""
+    bare = {"index": 0, "prompt_ids": None, "ids": [7, 8], "logprobs": [-1.0, -1.0]}
+    return pack_tokens(
+        Tokens([1], (Sampled(**{**bare, "finish_reason": "stop", "stop_reason": None, **fields}),)), 1, "v"
+    )
+
+
+def test_a_choice_without_its_own_prompt_gets_none():
+    """Of two prompts packed_choice is missing: no choice refers to the other's prompt."""
+    complete, missing = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
+    packed = pack_tokens(Tokens(None, (complete, missing)), 1, None)
+    prompts, choices = packed.prompts, packed.choices
+
+    assert (1, [0, 1]) == (len(prompts), [choice.prompt for choice in choices])
+
+
+def test_prompts_that_cannot_be_matched_to_choices_are_flagged_and_not_recorded():
+    first, second = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
+
+    packed = pack_tokens(Tokens(None, (first, second)), 2, None)
+
+    assert ((), {"mixed_prompts"}) == (packed.prompts, packed.problems)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"counted": 3}, "completion_count"),
+        ({"sampling_mask": [[7]]}, "mask_count"),
+        ({"spans": ((0, 1, "a"),)}, "version_spans"),
+        ({"spans": ((0, 1, "a"), (0, 2, "b"))}, "version_spans"),
+        ({"spans": ((1, 2, "a"),)}, "version_spans"),
+    ],
+)
+def test_fields_that_do_not_match_the_sampled_ids_are_flagged(fields, problem):
+    """A count, a mask, or policy version spans of another length."""
+    assert {problem} == packed_choice(**fields).problems
+
+
+def test_version_spans_that_cover_the_ids_are_recorded():
+    """Empty spans are dropped."""
+    packed = packed_choice(spans=((0, 1, "a"), (1, 1, "b"), (1, 2, "c")))
+
+    assert [(0, 1, "a"), (1, 2, "c")] == [
+        (span.start, span.end, span.policy_version) for span in packed.choices[0].spans
+    ]
+
+
+@pytest.mark.parametrize(("version", "kept"), [(5, "5"), ("5", "5"), (None, None), (0, "0")])
+def test_a_policy_version_is_recorded_as_text(version, kept):
+    """A number becomes its digits, as in `PUT /policy`."""
+    packed = packed_choice(spans=((0, 2, version),))
+
+    assert ([kept], set()) == ([span.policy_version for span in packed.choices[0].spans], packed.problems)
+
+
+@pytest.mark.parametrize(
+    "spans", [((0, 2, True),), ((0, 2, 1.5),), ((0, 2, ["v"]),), (("0", 2, "v"),), ((0, 2.0, "v"),)]
+)
+def test_malformed_version_spans_are_flagged_and_not_recorded(spans):
+    packed = packed_choice(spans=spans)
+
+    assert ((), {"version_spans"}) == (packed.choices[0].spans, packed.problems)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept", "problem"),
+    [
+        (None, None, None),
+        ("stop", "stop", None),
+        ({"type": "length", "length": 3}, "length", None),
+        ({"type": "because"}, "because", "unknown_finish_reason"),
+        ("because", "because", "unknown_finish_reason"),
+        ("x" * 101, None, "unknown_finish_reason"),
+        ({}, None, "unknown_finish_reason"),
+        ([], None, "unknown_finish_reason"),
+        (7, None, "unknown_finish_reason"),
+    ],
+)
+def test_a_finish_reason_that_is_unknown_or_no_string_is_flagged(value, kept, problem):
+    packed = packed_choice(finish_reason=value)
+
+    assert (kept, {problem} - {None}) == (packed.choices[0].finish_reason, packed.problems)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [("END", "END"), (151645, 151645), (True, None), (-1, None), ({}, None), (1.0, None)]
+)
+def test_a_stop_reason_that_is_neither_a_string_nor_a_token_id_is_flagged(value, kept):
+    packed = packed_choice(stop_reason=value)
+
+    assert (kept, kept is None) == (packed.choices[0].stop_reason, "unparsed_event" in packed.problems)
+
+
+COUNTS = {"prompt_tokens": 1, "completion_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("usage", "problem"),
+    [
+        (None, None),
+        ({}, "bad_usage"),
+        ({"prompt_tokens": 1}, "bad_usage"),
+        ({"completion_tokens": 1, "prompt_tokens": None}, "bad_usage"),
+        ({"prompt_tokens": 1, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": None}}, None),
+        (COUNTS | {"prompt_tokens_details": {"cached_tokens": 0, "multimodal_tokens": {"image": 4}}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, "bad_usage"),
+        (COUNTS | {"total_tokens": 3}, None),
+        (COUNTS | {"total_tokens": 4}, "usage_sum"),
+        (COUNTS | {"total_tokens": 0}, "usage_sum"),
+        (COUNTS | {"total_tokens": "3"}, "bad_usage"),
+        ({"prompt_tokens": "1"}, "bad_usage"),
+        ({"completion_tokens": -1}, "bad_usage"),
+        ({"total_tokens": 1.0}, "bad_usage"),
+        (COUNTS | {"details": {"a": {"b": {}}}}, "bad_usage"),
+        ([1], "bad_usage"),
+        (7, "bad_usage"),
+    ],
+)
+def test_usage_with_values_that_are_no_counts_or_a_wrong_sum_is_rejected(usage, problem):
+    """Each has its own code. It must have both counts, and may not be nested deeper than any engine nests it."""
+    assert problem == check_usage(usage)[1]
+
+
+def test_responses_of_generate_need_no_message():
+    assert set() == check_messages("generate", {"choices": [{"index": 0}]})
+
+
+@pytest.mark.parametrize("returned", [[1, 2], array("i", [1, 2]), (1, 2)])
+def test_the_prompt_of_the_response_is_compared_with_the_requests(returned):
+    """It is an array if it was parsed apart."""
+    complete = Sampled(0, None, [7], [-1.0], "stop", None)
+
+    assert not pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 2]]).problems
+    assert {"other_prompt"} == pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 3]]).problems

@@ -1,15 +1,26 @@
-"""Contents and the system instruction as chat messages."""
+"""Contents and the system instruction as chat messages: media, results of calls, and thought signatures."""
+
+from base64 import b64decode, b64encode, urlsafe_b64encode
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.gemini.contents import (
+    NONE,
+    Signature,
     call_ids_from,
+    file_part,
+    inline_part,
     kind_of,
     objects,
     read_contents,
+    read_response,
+    read_signature,
     sign,
     system_message,
+    tool_messages,
 )
 
 USER = {"role": "user", "parts": [{"text": "Hi"}]}
@@ -205,3 +216,230 @@ def test_an_object_may_be_in_place_of_a_list():
     assert [({"a": 1}, "p[0]")] == objects({"a": 1}, "p") == objects([{"a": 1}], "p")
     with pytest.raises(UnprocessableRequest, match=r"p\[1\]: must be an object"):
         objects([{}, 1], "p")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        ("image/png", "a-_9", {"type": "image_url", "image_url": {"url": "data:image/png;base64,a+/9"}}),
+        ("IMAGE/JPEG; q=1", "aaaa", {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,aaaa"}}),
+        ("video/mp4", "aaaa", {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,aaaa"}}),
+        ("audio/mpeg", "aaaa", {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "mp3"}}),
+        ("audio/flac", "aaaa", {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "flac"}}),
+        ("text/csv", b64encode("é,1".encode()).decode(), {"type": "text", "text": "é,1"}),
+    ],
+)
+def test_data_becomes_a_part_of_its_kind(kind, data, expected):
+    """The SDK for Python encodes it with the alphabet for URLs."""
+    assert expected == inline_part({"mimeType": kind, "data": data}, "p")
+    assert expected == inline_part({"mime_type": kind, "data": data}, "p")
+
+
+def test_a_public_file_is_a_url():
+    url = "https://example.org/a.png"
+
+    assert {"type": "image_url", "image_url": {"url": url}} == file_part({"fileUri": url, "mimeType": "image/png"}, "p")
+
+
+@pytest.mark.parametrize(
+    ("read", "media", "message"),
+    [
+        (inline_part, {"mimeType": "application/pdf", "data": ""}, "p.mimeType: must be an image"),
+        (inline_part, {"data": ""}, "p.mimeType: must be a string"),
+        (inline_part, {"mimeType": "image/png"}, "p.data: must be a string"),
+        (inline_part, {"mimeType": "text/plain", "data": "/w=="}, "p.data: must be UTF-8 in base64"),
+        (inline_part, {"mimeType": "text/plain", "data": "?"}, "p.data: must be UTF-8 in base64"),
+        (file_part, {"mimeType": "text/html", "fileUri": "https://a.b/c"}, "p.mimeType: must be an image"),
+        (file_part, {"mimeType": "image/png", "fileUri": "gs://a/b"}, "p.fileUri: must be a public URL"),
+        (
+            file_part,
+            {"mimeType": "image/png", "fileUri": "https://generativelanguage.googleapis.com/v1beta/files/a"},
+            "p.fileUri: must be a public URL",
+        ),
+        (file_part, {"mimeType": "image/png", "fileUri": "https://[a"}, "p.fileUri: must be a public URL"),
+    ],
+)
+def test_other_media_are_rejected(read, media, message):
+    """Engines read no PDF, and files of Google's cannot be fetched."""
+    with pytest.raises(UnprocessableRequest, match=message):
+        read(media, "p")
+
+
+def call(call_id, name="f"):
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def result(name="f", call_id=None, **response):
+    fields = {"name": name, "response": response}
+    return read_response(fields if call_id is None else {**fields, "id": call_id}, "r")
+
+
+def texts(calls, results):
+    return [(one["tool_call_id"], one["content"]) for one in tool_messages(calls, results, "contents[2]")]
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ({"output": "sunny"}, "sunny"),
+        ({"output": {"a": [1]}}, '{"a": [1]}'),
+        ({"result": "sunny"}, '{"result": "sunny"}'),
+        ({"error": "é"}, '{"error": "é"}'),
+        ({"output": "x", "exit": 1}, '{"output": "x", "exit": 1}'),
+        ({}, "{}"),
+        (None, ""),
+    ],
+)
+def test_the_text_of_a_result_is_its_output_or_its_json(response, text):
+    """Google documents `output` as the field of the output."""
+    assert text == read_response({"name": "f", "response": response}, "r").text
+
+
+def test_results_without_ids_belong_to_the_calls_of_their_function_in_order():
+    """In the order of the calls, which templates without ids require."""
+    calls = [call("a", "f"), call("b", "g"), call("c", "f")]
+
+    assert [("a", "1"), ("b", "2"), ("c", "3")] == texts(
+        calls, [result("g", output="2"), result("f", output="1"), result("f", output="3")]
+    )
+
+
+def test_results_with_ids_are_assigned_first():
+    """What remains of a function belongs to the results without an id."""
+    calls = [call("a"), call("b"), call("c")]
+
+    assert [("a", "2"), ("b", "1"), ("c", "3")] == texts(
+        calls, [result(output="2"), result(call_id="b", output="1"), result(output="3")]
+    )
+
+
+@given(st.lists(st.sampled_from("fg"), min_size=1, max_size=5), st.randoms(use_true_random=False), st.data())
+def test_a_result_is_never_assigned_to_another_call(names, random, data):
+    """With ids in any order; without some of them, if the results of each function keep their order."""
+    calls = [call(f"id-{number}", name) for number, name in enumerate(names)]
+    omitted = data.draw(st.sets(st.sampled_from(names)))
+    results = [
+        result(one["function"]["name"], None if one["function"]["name"] in omitted else one["id"], output=one["id"])
+        for one in calls
+    ]
+    random.shuffle(results)
+    for name in omitted:  # results without ids keep their order
+        ordered = iter(sorted((one for one in results if one.name == name), key=lambda one: one.text))
+        results = [next(ordered) if one.name == name else one for one in results]
+
+    assert [(one["id"], one["id"]) for one in calls] == texts(calls, results)
+
+
+def test_an_unknown_id_is_accepted_where_one_call_of_the_function_is_left():
+    """Some clients assign ids of their own."""
+    assert [("a", "1"), ("b", "2")] == texts(
+        [call("a", "f"), call("b", "g")], [result("f", "own", output="1"), result("g", "b", output="2")]
+    )
+
+
+def test_media_of_results_are_in_a_user_message():
+    media = {
+        "name": "f",
+        "response": {"output": "x"},
+        "parts": [{"inlineData": {"mimeType": "image/png", "data": "aaaa"}}],
+    }
+    url = {"name": "f", "parts": {"fileData": {"mimeType": "image/png", "fileUri": "https://a.b/c"}}}
+
+    messages = tool_messages([call("a"), call("b")], [read_response(media, "r"), read_response(url, "r")], "p")
+
+    assert ["tool", "tool", "user"] == [message["role"] for message in messages]
+    assert ["data:image/png;base64,aaaa", "https://a.b/c"] == [
+        part["image_url"]["url"] for part in messages[2]["content"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "message"),
+    [
+        (
+            [],
+            [result()],
+            r"contents\[2\]: the model's turn before has 0 function calls, and this turn 1 function responses",
+        ),
+        ([call("a"), call("b")], [result()], "has 2 function calls, and this turn 1 function responses"),
+        ([call("a")], [], "has 1 function calls, and this turn 0 function responses"),
+        ([call("a")], [result("g")], "r: no call of 'g' in the turn before is without a result"),
+        ([call("a"), call("b", "g")], [result(), result()], "r: no call of 'f' in the turn before is without a result"),
+        (
+            [call("a"), call("b")],
+            [result(call_id="a"), result(call_id="a")],
+            "r.id: 'a' is the id of another function response",
+        ),
+        ([call("a"), call("b")], [result(call_id="x"), result(call_id="y")], "r.id: 'x' is not the id of a call"),
+        ([call("a")], [result("g", "a")], "r.name: is not the name of call 'a'"),
+    ],
+)
+def test_a_result_without_a_call_is_rejected(calls, results, message):
+    """And a call without a result, and what is ambiguous."""
+    with pytest.raises(UnprocessableRequest, match=message):
+        tool_messages(calls, results, "contents[2]")
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        ({}, "r.name: must be a string"),
+        ({"name": "f", "response": "x"}, "r.response: must be an object"),
+        ({"name": "f", "id": 1}, "r.id: must be a string"),
+        ({"name": "f", "willContinue": True}, "r.willContinue: results in several parts are not supported"),
+        ({"name": "f", "parts": [{}]}, r"r.parts\[0\].fileData: must be an object"),
+        ({"name": "f", "parts": 1}, "r.parts: must be a list"),
+    ],
+)
+def test_an_invalid_response_is_rejected_by_its_field(response, message):
+    with pytest.raises(UnprocessableRequest, match=message):
+        read_response(response, "r")
+
+
+def test_a_response_that_is_nested_too_deeply_is_rejected():
+    """The engine would reject it too."""
+    deep = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+
+    with pytest.raises(UnprocessableRequest, match="r.response: is nested too deeply"):
+        read_response({"name": "f", "response": deep}, "r")
+
+
+TEXTS = st.none() | st.text(min_size=1, max_size=20)
+
+
+@given(TEXTS, TEXTS)
+def test_a_signature_is_read_as_it_was_written(call_id, thoughts):
+    """Also in the alphabet for URLs and without padding, as Google's Python SDK and others encode it again."""
+    signature = sign(call_id=call_id, thoughts=thoughts)
+    again = urlsafe_b64encode(b64decode(signature)).decode()
+
+    assert (
+        Signature(call_id, thoughts)
+        == read_signature(signature, "p")
+        == read_signature(again, "p")
+        == read_signature(again.rstrip("="), "p")
+    )
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "",
+        "skip_thought_signature_validator",
+        "EjQKMgEMOdbHVGd2h5mKkQ==",
+        sign(thoughts="x")[:-5],
+        sign(thoughts="x") + "é",
+        b64encode(b"tokentape[1]").decode(),
+        b64encode(b'tokentape{"id": 1, "thoughts": []}').decode(),
+    ],
+)
+def test_a_signature_of_others_is_empty(foreign):
+    """Google's, a placeholder, a truncated one."""
+    assert NONE == read_signature(foreign, "p")
+
+
+def test_a_signature_must_be_a_string():
+    with pytest.raises(UnprocessableRequest, match="p: must be a string"):
+        read_signature(1, "p")

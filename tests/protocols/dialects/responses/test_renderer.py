@@ -1,4 +1,4 @@
-"""Responses API output, streamed and unstreamed, and read back as chat messages."""
+"""Responses API output, streamed and unstreamed, its events, and read back as chat messages."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +18,18 @@ from tests.support.responses_drawn import (
 
 from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
+from proxy.protocols.dialects.responses.renderer import (
+    CallItem,
+    Events,
+    ResponsesRenderer,
+    TextItem,
+    ending,
+    logprob_entries,
+    make_response,
+    usage_from,
+)
 from proxy.protocols.dialects.responses.request import unseal
+from proxy.protocols.dialects.responses.tools import Tool
 
 DELTA = {
     "output_text": "text",
@@ -318,3 +328,127 @@ def test_a_refusal_is_a_content_part():
 
     assert [{"type": "refusal", "refusal": "no"}] == item["content"]
     assert [message] == RESPONSES.read({"input": [item]}, TranslationOptions())["messages"]
+
+
+def event_types(stream):
+    return [event["type"].removeprefix("response.") for event in events_of(stream)]
+
+
+def test_events_are_numbered_from_zero():
+    events = Events()
+
+    assert b'event: a\ndata: {"type":"a","sequence_number":0,"x":1}\n\n' == events.write("a", x=1)
+    assert b'"sequence_number":1' in events.write("b")
+
+
+def test_a_text_items_events_are_in_the_apis_order():
+    """An empty delta adds the part and sends no delta event."""
+    item = TextItem(Events(), "msg_1", 3, {"type": "message", "role": "assistant"})
+    events = events_of(
+        item.begin() + item.append("output_text", "") + item.append("output_text", "a") + item.end("completed")
+    )
+
+    assert [
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done",
+    ] == [event["type"].removeprefix("response.") for event in events]  # fmt: skip
+    assert {3} == {event["output_index"] for event in events}
+    assert ("a", "msg_1", "completed") == (
+        events[-1]["item"]["content"][0]["text"],
+        events[-1]["item"]["id"],
+        events[-1]["item"]["status"],
+    )
+
+
+def test_text_and_refusal_are_parts_with_their_own_index():
+    """Reasoning has no logprobs; a refusal is not output text."""
+    item = TextItem(Events(), "msg_1", 0, {})
+    text, refusal = events_of(item.append("output_text", "a"))[1], events_of(item.append("refusal", "b"))[1]
+
+    assert (0, "a", []) == (text["content_index"], text["delta"], text["logprobs"])
+    assert (1, "b", False) == (refusal["content_index"], refusal["delta"], "logprobs" in refusal)
+    assert ("a", "b", "") == (item.text_of("output_text"), item.text_of("refusal"), item.text_of("reasoning_text"))
+
+
+def test_argument_deltas_are_forwarded_as_sampled():
+    """Valid JSON or not."""
+    item = CallItem(Events(), "fc_1", 0, Tool("crm__f", "function", "f", "crm"), "c")
+    events = events_of(item.begin() + item.append("{ ") + item.append("") + item.append("x") + item.end("completed"))
+
+    assert ["{ ", "x"] == [event["delta"] for event in events if event["type"].endswith(".delta")]
+    assert "{ x" == events[-2]["arguments"]
+    assert {
+        "id": "fc_1", "type": "function_call", "call_id": "c", "name": "f", "namespace": "crm", "arguments": "{ x",
+        "status": "completed",
+    } == events[-1]["item"]  # fmt: skip
+
+
+def test_the_input_of_a_custom_tool_is_streamed_without_its_json_quoting():
+    """A delta never ends within an escape; arguments without an `input` string are sent when the item ends."""
+
+    def item():
+        return CallItem(Events(), "ctc_1", 0, Tool("p", "custom", "p"), "c")
+
+    valid, invalid = item(), item()
+    assert [[], ["a"], ["\n"]] == [
+        [event["delta"] for event in events_of(valid.append(piece))] for piece in ('{"input": "', "a\\", 'n"}')
+    ]
+    assert ["custom_tool_call_input.done", "output_item.done"] == event_types(valid.end("completed"))
+    assert b"" == invalid.append("{}")
+    assert ["custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"] == event_types(
+        invalid.end("completed")
+    )
+    assert {"id": "ctc_1", "type": "custom_tool_call", "call_id": "c", "name": "p", "input": "{}"} == invalid.to_json(
+        "completed"
+    )
+
+
+def test_a_response_repeats_the_settings_of_its_request():
+    """Fields that the request does not set have OpenAI's defaults."""
+    body = {
+        "instructions": "i", "metadata": {"a": "b"}, "temperature": 0, "max_output_tokens": 5, "previous_response_id": "resp_1",
+        "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "tool_choice": {"type": "function", "name": "f"},
+        "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "p"}], "parallel_tool_calls": False,
+        "store": False, "truncation": "auto", "top_logprobs": 2, "user": "u",
+    }  # fmt: skip
+    shown = make_response(body, IDENTITY)
+
+    assert (f"resp_{IDENTITY.step_id}", IDENTITY.created_s, "gpt-5", "in_progress", [], None) == tuple(
+        shown[name] for name in ("id", "created_at", "model", "status", "output", "usage")
+    )
+    assert {name: body[name] for name in body if name not in {"reasoning", "text", "tools"}}.items() <= shown.items()
+    assert {"effort": "low", "summary": None} == shown["reasoning"]
+    assert {"verbosity": "low", "format": {"type": "text"}} == shown["text"]
+    assert {"type": "function", "name": "f", "parameters": None, "strict": None} == shown["tools"][0]
+    assert (True, "auto", "disabled", True) == tuple(
+        make_response({}, IDENTITY)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
+    )
+
+
+def test_usage_has_cached_and_reasoning_tokens():
+    """vLLM and llama.cpp return both in details, SGLang reasoning tokens on the top level."""
+    vllm = {
+        "prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }  # fmt: skip
+    expected = {
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0}, "output_tokens": 7,
+        "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 12,
+    }  # fmt: skip
+    sglang = {**vllm, "reasoning_tokens": 2, "completion_tokens_details": None}
+
+    assert expected == usage_from(vllm) == usage_from(sglang)
+    assert 0 == usage_from({"prompt_tokens": 5, "prompt_tokens_details": None})["input_tokens_details"]["cached_tokens"]
+    assert usage_from(None) is None
+
+
+def test_finish_reasons_become_status_and_details():
+    assert ("incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}) == ending("length")
+    assert ("incomplete", {"incomplete_details": {"reason": None}}) == ending("repetition")
+    assert "failed" == ending("abort")[0]
+    assert ("completed", {}) == ending("tool_calls") == ending(None)
+
+
+def test_logprob_entries_without_a_logprob_are_dropped():
+    """llama.cpp returns probabilities with `post_sampling_probs`."""
+    assert [] == logprob_entries({"content": [{"token": "a", "prob": 0.5}]}) == logprob_entries(None)

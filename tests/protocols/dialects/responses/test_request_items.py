@@ -1,11 +1,22 @@
-"""Input items, translated to chat messages."""
+"""Input items, their parts and their reasoning, translated to chat messages."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.responses_drawn import IDENTITY
 
-from proxy.errors import BadRequest, InvalidValue
+from proxy.errors import BadRequest, InvalidValue, UnprocessableRequest
 from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.responses.request import call_ids_from, item_ids_from, read_items
+from proxy.protocols.dialects.responses.request import (
+    call_ids_from,
+    item_ids_from,
+    read_assistant_content,
+    read_content,
+    read_items,
+    reasoning_from,
+    seal,
+    unseal,
+)
 
 OTHER = IDENTITY.step_id[:-1] + "W"
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
@@ -233,3 +244,87 @@ def test_an_item_is_referred_to_once(item):
     assert "hm" == read(item, resolved=resolved)[0]["reasoning"]
     with pytest.raises(InvalidValue, match=r"^input\[1\].id names 'a' twice"):
         read(item, item, resolved=resolved)
+
+
+URL = "data:text/plain;base64,w6k="
+
+
+def test_each_part_is_translated():
+    """Text, image, audio and file; a text file becomes its text."""
+    parts = [
+        {"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}},
+        {"type": "input_image", "image_url": "http://x", "detail": "low"},
+        {"type": "input_image", "image_url": "http://x", "detail": "original"},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "input_file", "file_data": URL, "filename": "a.txt"},
+        {"type": "input_file", "file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"},
+        {"type": "input_file", "file_data": "data:text/plain;base64,/w=="},
+    ]
+
+    assert [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "http://x"}},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "text", "text": "é"},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}},
+        {"type": "file", "file": {"file_data": "data:text/plain;base64,/w=="}},
+    ] == read_content(parts, "x")
+
+
+def test_a_single_text_part_becomes_a_string():
+    assert ["a", "a"] == [read_content(content, "x") for content in ("a", [{"type": "input_text", "text": "a"}])]
+
+
+def test_assistant_text_parts_are_joined():
+    """Without a text part, content is null and not an empty string."""
+    text, refusal = {"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "no"}
+
+    assert ("aa", "no") == read_assistant_content([text, refusal, text], "x")
+    assert [("", None), ("", None), (None, None)] == [
+        read_assistant_content(content, "x") for content in ("", [{"type": "output_text", "text": ""}], [])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "param"),
+    [
+        (read_content, None, "x"),
+        (read_content, [{"type": "input_image", "file_id": "f"}], "x[0]"),
+        (read_content, [{"type": "input_file", "file_url": "http://x"}], "x[0]"),
+        (read_content, [{"type": "video"}], "x[0].type"),
+        (read_content, [{"type": "input_text"}], "x[0].text"),
+        (read_content, ["a"], "x[0]"),
+        (read_assistant_content, 1, "x"),
+        (read_assistant_content, [{"type": "input_image", "image_url": "http://x"}], "x[0].type"),
+    ],
+)
+def test_an_invalid_part_raises_with_its_path(read, value, param):
+    """So does a file that is given by its id only."""
+    with pytest.raises(BadRequest) as refusal:
+        read(value, "x")
+
+    assert param == refusal.value.param
+
+
+@given(reasoning=st.text())
+def test_encrypted_reasoning_is_decoded_to_the_same_text(reasoning):
+    assert reasoning == unseal(seal(reasoning))
+
+
+@pytest.mark.parametrize("sealed", ["", "gAAAA", "tokentape-1.é", "tokentape-1.AAA", "tokentape-1./w=="])
+def test_encrypted_content_of_another_server_or_invalid_is_none(sealed):
+    assert unseal(sealed) is None
+
+
+def test_the_reasoning_of_an_item_is_its_text_else_its_encrypted_content_else_its_summary():
+    text = {"content": [{"type": "reasoning_text", "text": "a"}, {"type": "text", "text": "b"}]}
+    sealed = {"encrypted_content": seal("c")}
+    summary = {"summary": [{"type": "summary_text", "text": "d"}, {"type": "summary_text", "text": "e"}]}
+    foreign = {"encrypted_content": "gAAAA", "summary": [], "content": None}
+
+    assert ["ab", "c", "d\n\ne", None] == [
+        reasoning_from(item, "input[0]") for item in (text | sealed | summary, sealed | summary, summary, foreign)
+    ]
+    with pytest.raises(UnprocessableRequest, match=r"input\[0\].content\[0\].type"):
+        reasoning_from({"content": [{"type": "output_text", "text": ""}]}, "input[0]")
