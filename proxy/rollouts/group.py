@@ -8,7 +8,6 @@ rewards, and removes only itself if it is undone, so that claims of several poli
 undo each other's freeze.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -293,14 +292,16 @@ def member_names(stored: StoredEntity, marks: Mapping[str, bytes]) -> set[str]:
     return {*value_or([], stored.fields.get("members", b"[]"), list[str]), *marked(marks, MEMBER_MARK)}
 
 
-async def find_groups(store: Store, names: Iterable[str], metrics: Metrics) -> tuple[list[Group], list[dict[str, str]]]:
+async def find_groups(store: Store, names: Sequence[str], metrics: Metrics) -> tuple[list[Group], list[dict[str, str]]]:
     """Return the groups that exist and can be read, with all their members, and the entries that name those that cannot."""
-    found = await asyncio.gather(*(find_group(store, name) for name in names), return_exceptions=True)
-    damaged = [result for result in found if isinstance(result, Damaged)]
-    for result in found:
-        if isinstance(result, BaseException) and not isinstance(result, Damaged):
-            raise result
-    return [result for result in found if isinstance(result, Group)], left_out(damaged, metrics)
+    groups: list[Group] = []
+    damaged: list[Damaged] = []
+    for entry in await store.groups.get_all(names, with_marks=True):
+        try:
+            groups += [] if entry is None else [read_group(*entry)]
+        except Damaged as damage:
+            damaged.append(damage)
+    return groups, left_out(damaged, metrics)
 
 
 def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) -> dict[str, bytes]:

@@ -171,6 +171,15 @@ class Layout:
         """Return the bucket of a name; the same one in each namespace."""
         return self.buckets[crc32(_encoded(name).encode()) % len(self.buckets)]
 
+    def in_bucket_of(self, other: str, name: str) -> str:
+        """Return `name`, with its last three characters replaced if necessary, so that it is in the bucket of `other`."""
+        wanted = self.bucket(other)
+        if self.bucket(name) is wanted:
+            return name
+        head = crc32(_encoded(name[:-3]).encode())  # each tail needs three more steps only
+        tails = (tail for tail in _tails() if self.buckets[crc32(tail, head) % len(self.buckets)] is wanted)
+        return name[:-3] + next(tails).decode()
+
     def _rollout(self, name: str) -> RolloutKeys:
         encoded, bucket = _encoded(name), self.bucket(name)
         rollout, records, positions, blocks, marks = own = tuple(
@@ -225,6 +234,12 @@ def bucket_tags(count: int) -> tuple[str, ...]:
             if len(found) == count:
                 return tuple(found[number] for number in range(count))
     raise ValueError(f"{count} buckets: use at most {MAX_BUCKETS}")
+
+
+@lru_cache
+def _tails() -> list[bytes]:
+    """Return all texts of three characters of a ULID: 32 for each of 1,024 buckets."""
+    return ["".join(characters).encode() for characters in product("0123456789ABCDEFGHJKMNPQRSTVWXYZ", repeat=3)]
 
 
 def creation_key(prefix: str) -> bytes:

@@ -20,7 +20,7 @@ from storage.errors import StorageError
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 
-_NO_INDEX: Final = "local INDEXED = {}\n"
+_NO_INDEX: Final = "local HAS_INDEX, INDEXED = false, function() return {} end\n"
 _LUA: Final = Path(__file__).with_name("lua")
 
 
@@ -39,8 +39,11 @@ class Script:
 
     def indexing(self, fields: Mapping[str, bytes]) -> "Script":
         """Return the script for rollouts with an index of these fields; see index.lua."""
+        if not fields:
+            return self
         table = ", ".join(f"[{_lua('f:' + name)}] = {_lua(value.decode())}" for name, value in sorted(fields.items()))
-        return Script(self._text.replace(_NO_INDEX, f"local INDEXED = {{{table}}}\n", 1))
+        index = _NO_INDEX.replace("false", "true").replace("{}", f"{{{table}}}")
+        return Script(self._text.replace(_NO_INDEX, index, 1))
 
 
 def _lua(text: str) -> str:

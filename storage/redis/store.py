@@ -304,10 +304,7 @@ class Store:
 
     async def get_each(self, rollouts: Sequence[str]) -> list[StoredEntity | None]:
         """Return the rollouts with these names, or None: one write to each server."""
-        keys = [self.layout.rollout(name).rollout for name in rollouts]
-        found = whole(await self._servers.execute_all([(key, [("HGETALL", key)]) for key in keys]))
-        replies = [checked(reply) for (reply,) in found]
-        return [decode_entity(name, reply) if reply else None for name, reply in zip(rollouts, replies, strict=True)]
+        return [None if found is None else found[0] for found in await self.get_all(rollouts)]
 
     async def update_each(
         self,

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, count, islice
+from itertools import accumulate, islice
 from statistics import fmean
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from proxy.api.control.export_query import ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import GroupRows, read_group_rows
 from proxy.api.control.outcomes import earned_by
-from proxy.api.control.rollouts import check_opening, credentials, opened
+from proxy.api.control.rollouts import LIST_BUDGET_S, check_opening, credentials, opened
 from proxy.api.control.schemas import ExportGroup, ListGroups, OpenGroup, RequeueGroup, ShowTraining
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, named, page_from, query_from, rollout_id_from
@@ -54,9 +54,9 @@ async def open_group(request: web.Request) -> web.Response:
     name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     payload = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
-    # New IDs in the hash slot of the group, so that all can be opened together; one ID in sixteen is in it.
-    ids = (new_id(context.clock) for _ in count())
-    members = list(islice((it for it in ids if context.store.same_slot(name, it)), opening.size + opening.over_sample))
+    # In the bucket of the group, so that all can be opened together.
+    ids = (new_id(context.clock) for _ in range(opening.size + opening.over_sample))
+    members = [context.store.layout.in_bucket_of(name, it) for it in ids]
     values = {"size": opening.size, "members": members, "metadata": opening.metadata or None}
     own = {"over_sample": opening.over_sample or None, "replace": opening.attempts or None}
     fields = write_fields({**values, **own})
@@ -94,16 +94,23 @@ async def list_groups(request: web.Request) -> web.Response:
     asked = query_from(request, ListGroups)
     statuses = STATUSES if asked.status is None else (asked.status,)
     policy = None if asked.policy is None else context.policies.named(asked.policy).name
-    page = await page_from(context.store.groups.list(cursor=asked.cursor, limit=asked.limit))
-    found, unreadable = await find_groups(context.store, page.names, context.metrics)
-    now_ms = context.clock.now_ms()
-    shown = [
-        _terms(context, group, now_ms)
-        for group in found
-        if (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
-    ]
+    cursor, end = asked.cursor, context.clock.monotonic() + LIST_BUDGET_S
+    shown: list[dict[str, Any]] = []
+    unreadable: list[dict[str, str]] = []
+    while True:
+        page = await page_from(context.store.groups.list(cursor=cursor, limit=asked.limit))
+        found, damaged = await find_groups(context.store, page.names, context.metrics)
+        unreadable += damaged
+        now_ms, cursor = context.clock.now_ms(), page.cursor
+        shown = [
+            _terms(context, group, now_ms)
+            for group in found
+            if (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
+        ]
+        if shown or cursor is None or context.clock.monotonic() >= end:
+            break
     left = {"unreadable": unreadable} if unreadable else {}
-    return json_response({"groups": shown, "cursor": page.cursor, **left})
+    return json_response({"groups": shown, "cursor": cursor, **left})
 
 
 async def show_group(request: web.Request) -> web.Response:

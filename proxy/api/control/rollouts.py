@@ -91,7 +91,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
         if len(found) > asked.limit:
             del found[asked.limit :]
             cursor = context.store.listing.cursor(found[-1][0].rollout_id, found[-1][0].created_ms)
-        if cursor is None or len(found) == asked.limit or context.clock.monotonic() - began >= _LIST_BUDGET_S:
+        if cursor is None or len(found) == asked.limit or context.clock.monotonic() - began >= LIST_BUDGET_S:
             break
     shown = [_fields(request, context, rollout, own) for rollout, own in found]
     listed = [{**fields, "metadata": own_metadata(fields["metadata"])} for fields in shown]
@@ -275,7 +275,7 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
     }
 
 
-_LIST_BUDGET_S: Final = 0.25
+LIST_BUDGET_S: Final = 0.25  # of a response that reads all rollouts or groups for those that match
 _MATCHES: Final = 5  # of a rollout
 _PAGE: Final = 16  # rollouts that are searched before the time is checked
 _BUDGET_S: Final = 1.0

@@ -30,8 +30,8 @@ if not position then
     redis.call('HSET', KEYS[1], 'birth', ARGV[4], 'created_ms', ARGV[10])
     for i = first_field, first_count - 1, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
     redis.call('ZADD', KEYS[6], 0, member())
-    remove_members({member()})
-    add_to_index(KEYS[1], member())
+    index().forget({member()})
+    index().add(KEYS[1], member())
     redis.call('ZADD', KEYS[9], 0, ARGV[1] .. ' ' .. ARGV[4])
     publish('')
   end
@@ -39,8 +39,8 @@ if not position then
   position = redis.call('RPUSH', KEYS[2], ARGV[6]) - 1
   redis.call('HSET', KEYS[3], ARGV[5], position)
   for i = first_count, #ARGV, 2 do
-    local result = redis.call(ARGV[i]:sub(1, 2) == 'f:' and 'HSETNX' or 'HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
-    if INDEXED[ARGV[i]] and result == 1 then change_in_index(ARGV[i], false, ARGV[i + 1], member()) end
+    if ARGV[i]:sub(1, 2) ~= 'f:' then redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
+    elseif redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) == 1 then index().change(ARGV[i], false, ARGV[i + 1], member()) end
   end
   if redis.call('HEXISTS', KEYS[1], 'held') == 1 then set_lease(reservations_of_others(ARGV[5]), ARGV[5], 0) end
   if ARGV[9] ~= '' and redis.call('HEXISTS', KEYS[1], 'f:' .. ARGV[9]) == 1 then

@@ -14,7 +14,7 @@ end
 redis.call('ZREM', KEYS[9], ARGV[1] .. ' ' .. incarnation)
 redis.call('ZREM', KEYS[7], member())
 redis.call('ZREM', KEYS[6], member())
-remove_from_index(entries(KEYS[1], member()))
+index().remove(index().entries(KEYS[1], member()))
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 publish('')
 return 1

@@ -8,9 +8,11 @@ local function expected(at)
   return true
 end
 local function change(first)
+  local indexed = INDEXED()
   for i = first, #ARGV, 2 do
-    if INDEXED[ARGV[i]] then
-      change_in_index(ARGV[i], redis.call('HGET', KEYS[1], ARGV[i]), ARGV[i + 1] ~= '' and string.sub(ARGV[i + 1], 2), member())
+    if indexed[ARGV[i]] then
+      local before, after = redis.call('HGET', KEYS[1], ARGV[i]), ARGV[i + 1] ~= '' and string.sub(ARGV[i + 1], 2)
+      index().change(ARGV[i], before, after, member())
     end
     if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
     else redis.call('HSET', KEYS[1], ARGV[i], string.sub(ARGV[i + 1], 2)) end

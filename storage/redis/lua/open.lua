@@ -8,8 +8,9 @@ if redis.call('HSETNX', KEYS[1], 'birth', ARGV[4]) == 1 then
   redis.call('HSET', KEYS[1], 'created_ms', ARGV[2])
   for i = 7, #ARGV - 1, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
   if KEYS[10] then redis.call('ZADD', KEYS[9], ARGV[#ARGV], ARGV[1] .. ' ' .. ARGV[4]) end
-  redis.call('ZADD', KEYS[6], 0, member())
-  add_to_index(KEYS[1], member())
+  local new = member()
+  redis.call('ZADD', KEYS[6], 0, new)
+  index().add(KEYS[1], new)
   publish('')
 end
 touch()

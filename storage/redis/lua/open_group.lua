@@ -11,11 +11,11 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
       redis.call('HSET', KEYS[first + 1], 'created_ms', ARGV[1], 'touched_ms', ARGV[1])
       for i = at + 3, at + 1 + 2 * fields, 2 do redis.call('HSET', KEYS[first + 1], ARGV[i], ARGV[i + 1]) end
       redis.call('ZADD', KEYS[first + 6], 0, member)
-      if first > 0 then add_to_index(KEYS[first + 1], member) end
+      if first > 0 then index().add(KEYS[first + 1], member) end
       if ttl_ms > 0 then
         redis.call('ZADD', KEYS[first + 7], now_ms() + ttl_ms, member)
         for i = first + 1, first + 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
-        if next(INDEXED) then redis.call('PEXPIRE', KEYS[#KEYS], ttl_ms) end
+        if HAS_INDEX then redis.call('PEXPIRE', KEYS[#KEYS], ttl_ms) end
       end
       if first > 0 and ARGV[4] ~= '' then redis.call('ZADD', KEYS[#KEYS - 1], ARGV[4], name .. ' ' .. incarnation) end
       redis.pcall('SPUBLISH', KEYS[first + 6], name)

@@ -9,6 +9,6 @@ local function prune(listing, expiry, limit)
   if #expired == 0 then return 0 end
   redis.call('ZREM', listing, unpack(expired))
   redis.call('ZREM', expiry, unpack(expired))
-  remove_members(expired)
+  index().forget(expired)
   return #expired
 end

@@ -8,7 +8,7 @@ local function renew()
   if ttl_ms > 0 then
     redis.call('ZADD', KEYS[7], now_ms() + ttl_ms, member())
     for i = 1, 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
-    if next(INDEXED) then redis.call('PEXPIRE', KEYS[#KEYS], ttl_ms) end
+    if HAS_INDEX then redis.call('PEXPIRE', KEYS[#KEYS], ttl_ms) end
     prune(KEYS[6], KEYS[7], 10)
   end
 end

@@ -77,6 +77,16 @@ def test_buckets_are_distributed_evenly_over_a_cluster(count):
     assert list(range(count)) == [slot * count // 16_384 for slot in slots]
 
 
+@given(layouts, names, names)
+def test_a_name_gets_a_tail_so_that_it_is_in_the_bucket_of_another(layout, name, other):
+    """Its first characters stay, and a name in the bucket is unchanged."""
+    found = layout.in_bucket_of(other, name)
+
+    assert layout.bucket(found) is layout.bucket(other)
+    assert name[:-3] == found[:-3]
+    assert found == layout.in_bucket_of(other, found)
+
+
 def test_the_tags_of_a_bucket_never_change():
     """Keys that are stored have them."""
     tags = {count: [bucket.prefix for bucket in Layout("", count).buckets] for count in (16, 256, 1024)}
