@@ -39,7 +39,9 @@ _BARRIERS: Final = ("WAIT", "WAITAOF")  # they have no key, and follow a write o
 _DISCOVERY_TIMEOUT_S: Final = 1.0  # for each server: a dead one must not delay the request to the next
 _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.25
-_POLL_S: Final = 1.0
+_FAILOVERS: Final = (b"+promoted-slave", b"+switch-master")  # by the sentinel that promotes, and later by all
+_IDLE_TIMEOUT_S: Final = 10.0
+_FOLLOW_AGAIN_S: Final = 1.0
 _UNSENT: Final = StoreUnreachable("the command was not sent")
 
 
@@ -259,7 +261,7 @@ class Cluster(Primaries):
                 continue
             if isinstance(reply, ResponseError) and "cluster support disabled" in str(reply):
                 raise StorageError(
-                    f"{server.address} in store.url is not a server of a cluster: use the URL redis://{server.address}"
+                    f"store.url: {server.address} is not a server of a cluster: use the URL redis://{server.address}"
                 )
             return self._slots(checked(reply), address)
         raise StoreUnreachable(f"no server of the cluster in store.url can be reached: {'; '.join(errors)}")
@@ -280,7 +282,8 @@ class Sentinel(Primaries):
     """A primary that sentinels monitor under the name `service`.
 
     Sentinels that did not take part in a failover name the old primary for some seconds, which accepts writes that are lost as
-    soon as it becomes a replica. So all are asked, every second, and the answer with the highest epoch counts.
+    soon as it becomes a replica. So all are asked, whenever one announces a failover, and the answer with the highest epoch
+    counts.
     """
 
     def __init__(self, sentinels: Sequence[Connections], service: str, connect: Connect, timeout_s: float) -> None:
@@ -288,21 +291,27 @@ class Sentinel(Primaries):
         self._sentinels = sentinels
         self._service = service
         self._epoch = -1
-        self._polling: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.wait([self._polling])
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
         await super().close()
         for sentinel in self._sentinels:
             await sentinel.close()
 
-    async def _poll(self) -> None:
+    async def _follow(self, sentinel: Connections) -> None:
+        """Discover the primary again whenever this sentinel announces a failover."""
         while True:
-            await asyncio.sleep(_POLL_S)
-            await self.refresh()
+            with suppress(StorageError):
+                async with sentinel.subscribe(_FAILOVERS, _IDLE_TIMEOUT_S, by="SUBSCRIBE") as messages:
+                    await self.refresh()  # one may have been announced before
+                    async for message in messages:
+                        if message is not None:
+                            await self.refresh()
+            await asyncio.sleep(_FOLLOW_AGAIN_S)
 
     async def _discover(self) -> Slots:
         answers = await asyncio.gather(*map(self._ask, self._sentinels), return_exceptions=True)
@@ -325,7 +334,9 @@ class Sentinel(Primaries):
         if current is None or current is not self._servers.get(address):
             await self._check_role(self._server(address))
         self._epoch = epoch
-        self._polling = self._polling or asyncio.get_running_loop().create_task(self._poll())
+        if not self._following:
+            loop = asyncio.get_running_loop()
+            self._following = [loop.create_task(self._follow(sentinel)) for sentinel in self._sentinels]
         return [(0, REDIS_CLUSTER_HASH_SLOTS - 1, address)]
 
     async def _ask(self, sentinel: Connections) -> tuple[int, HostPort] | None:

@@ -278,19 +278,19 @@ class Connections:
 
     @asynccontextmanager
     async def subscribe(
-        self, channels: Sequence[bytes], idle_timeout_s: float
+        self, channels: Sequence[bytes], idle_timeout_s: float, *, by: str = "SSUBSCRIBE"
     ) -> AsyncIterator[AsyncIterator[bytes | None]]:
         """Subscribe on a dedicated connection. Iterates over messages, with None whenever none was received for this long.
 
-        The channels are sharded ones of this server. Raises `StoreUnreachable`, on entering or later, if the server cannot be
-        reached, does not respond to a PING, or has a slot no longer.
+        The channels are sharded ones of this server, unless `by` is another command. Raises `StoreUnreachable`, on entering or
+        later, if the server cannot be reached, does not respond to a PING, or has a slot no longer.
         """
         connection = self._make()
         try:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await connection.connect()  # type: ignore[no-untyped-call]
-                    commands = b"".join(_pack(("SSUBSCRIBE", channel)) for channel in channels)  # each of another slot
+                    commands = b"".join(_pack((by, channel)) for channel in channels)  # each of another slot
                     await connection.send_packed_command([commands], check_health=False)
                     for _ in channels:
                         checked(await _read_reply(connection))
@@ -316,7 +316,7 @@ class Connections:
                     yield None
                     continue
                 was_pinged = False
-                if message[0] == b"smessage":
+                if message[0] in {b"smessage", b"message"}:
                     yield message[2]
                 elif message[0] == b"sunsubscribe":
                     raise RedisConnectionError("a slot was moved to another server")

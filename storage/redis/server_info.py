@@ -146,7 +146,9 @@ def check_supported(info: ServerInfo, *, in_cluster: bool) -> None:
             f"{info.address} is {info.name} {info.version}; TokenTape requires Redis 7 or Valkey 8, or newer"
         )
     if info.fields.get("cluster_enabled") == "1" and not in_cluster:
-        raise StorageError(f"{info.address} is a server of a cluster: use the URL redis+cluster://{info.address}")
+        raise StorageError(
+            f"store.url: {info.address} is a server of a cluster: use the URL redis+cluster://{info.address}"
+        )
     if info.fields.get("role") in {"slave", "replica"}:
         primary = f"{info.fields.get('master_host')}:{info.fields.get('master_port')}"
         raise StoreUnreachable(

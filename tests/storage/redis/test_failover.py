@@ -17,6 +17,7 @@ from storage.types import StepWrite
 
 LOG = logging.getLogger("failover")
 CLI = shutil.which("redis-cli")
+PIPELINE = os.environ.get("TOKENTAPE_TEST_CLUSTER_PIPELINE", "10")
 MOVED = int(os.environ.get("TOKENTAPE_TEST_MOVED_ROLLOUTS", "300"))  # docs/scaling.md has figures for 6000
 
 
@@ -228,7 +229,8 @@ async def test_slots_move_without_a_failed_call(replicated_cluster, load):
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         CLI, "--cluster", "reshard", source, "--cluster-from", ids[0], "--cluster-to", ids[1], "--cluster-yes",
-        "--cluster-slots", str(slot - first + 1), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        "--cluster-pipeline", PIPELINE, "--cluster-slots", str(slot - first + 1),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     output, _ = await process.communicate()
     assert 0 == process.returncode, output[-2000:]

@@ -1,13 +1,18 @@
 """A store on a primary that sentinels monitor: discovery, failovers, and bad input."""
 
 import asyncio
+import logging
 import os
 import signal
+from contextlib import suppress
+from itertools import count
 
 import pytest
 
 from storage.errors import StorageError, StoreUnreachable
 from storage.types import StepWrite
+
+LOG = logging.getLogger("failover")
 
 
 def url_of(trio, service="main"):
@@ -90,3 +95,68 @@ async def test_sentinels_that_do_not_respond_are_unreachable(opened):
         StoreUnreachable, match=r"no sentinel in store.url can be reached: .*127.0.0.1:1 .*127.0.0.1:2 "
     ):
         await opened("redis+sentinel://127.0.0.1:1,127.0.0.1:2/main")
+
+
+@pytest.mark.parametrize("durability", ["acknowledged", "fsync", "replicated"])
+async def test_what_a_promoted_replica_lacks_was_not_acknowledged_with_replicated(sentinels, opened, durability):
+    """Only `replicated` promises that a replica which lags has each acknowledged record (docs/reliability.md)."""
+    primary, replica, trio = sentinels
+    primary.send("CONFIG", "SET", "appendonly", "yes")
+    store = await opened(url_of(trio), durability=durability, timeout_s=1 if durability == "replicated" else 30)
+    incarnation = (await store.open("r", {}, now_ms=1)).incarnation
+    acknowledged = []
+
+    async def append(number):
+        with suppress(StoreUnreachable):
+            await store.append(StepWrite("r", incarnation, f"s{number}", bytes(500_000)), now_ms=2)
+            acknowledged.append(f"s{number}")
+
+    for number in range(5):
+        await append(number)
+    os.kill(replica.process.pid, signal.SIGSTOP)  # it lags by more than what the kernel buffers for it
+    await asyncio.gather(*(append(number) for number in range(5, 65)))
+    os.kill(primary.process.pid, signal.SIGKILL)
+    os.kill(replica.process.pid, signal.SIGCONT)
+    async with asyncio.timeout(60):
+        while store.server_of("r") != replica.address:
+            await asyncio.sleep(0.05)
+    client = await opened(url_of(trio), timeout_s=30)
+    lost = [name for name in acknowledged if await client.find("r", name) is None]
+
+    LOG.info("%s: %d of %d acknowledged records lost", durability, len(lost), len(acknowledged))
+    if durability == "replicated":
+        assert (5, []) == (len(acknowledged), lost)
+    else:
+        assert 65 == len(acknowledged)
+
+
+async def test_a_requested_failover_of_a_paused_primary_loses_nothing(sentinels, opened):
+    """Sentinel notices a promotion up to a second later; while the old primary is paused, it acknowledges nothing."""
+    primary, replica, trio = sentinels
+    store = await opened(url_of(trio), timeout_s=30)
+    acknowledged, stopped = [], asyncio.Event()
+
+    async def call(rollout):
+        incarnation = (await store.open(rollout, {}, now_ms=1)).incarnation
+        for number in count():
+            await store.append(StepWrite(rollout, incarnation, f"s{number}", b"1"), now_ms=2)
+            acknowledged.append((rollout, f"s{number}"))
+            if stopped.is_set():
+                return
+
+    calls = [asyncio.create_task(call(f"r{number}")) for number in range(8)]
+    while len(acknowledged) < 100:
+        await asyncio.sleep(0.01)
+    primary.send("CLIENT", "PAUSE", 5000, "WRITE")
+    trio[0].send("SENTINEL", "FAILOVER", "main")
+    async with asyncio.timeout(60):
+        while store.server_of("r") != replica.address:
+            await asyncio.sleep(0.01)
+    before = len(acknowledged)
+    async with asyncio.timeout(60):
+        while len(acknowledged) < before + 100:
+            await asyncio.sleep(0.01)
+    stopped.set()
+    await asyncio.gather(*calls)
+
+    assert [] == [pair for pair in acknowledged if await store.find(*pair) is None]
