@@ -124,14 +124,6 @@ def _metric(text: str, *labels: str, **options: Any) -> Any:
     return _Declared(text, labels, **options)
 
 
-def _codes() -> list[str]:
-    return [error.code for error in _subclasses(ProxyError)]
-
-
-def _faults() -> list[str]:
-    return [error.fault for error in _subclasses(EngineError)]
-
-
 def _subclasses(kind: type[ProxyError]) -> Iterator[Any]:
     for subclass in kind.__subclasses__():
         yield subclass
@@ -148,7 +140,8 @@ class Metrics:
 
     calls: Counter = _metric("Calls answered.", "dialect", "engine", "status")
     errors: Counter = _metric(
-        "Requests answered with an error of TokenTape, by code (docs/errors.md).", "code", initial=_codes
+        "Requests answered with an error of TokenTape, by code (docs/errors.md).",
+        "code", initial=lambda: [error.code for error in _subclasses(ProxyError)],
     )
     in_flight_calls: Gauge = _metric("Calls in flight.")
     oldest_call_age_seconds: Gauge = _metric("Age of the oldest call in flight; 0 if there is none.", workers=max)
@@ -207,7 +200,7 @@ class Metrics:
     journal_steps: Gauge = _metric("Steps in the journal that are not in the store yet.")
     engine_faults: Counter = _metric(
         "Failed requests to engines: connection failed, connection lost or timed out.",
-        "engine", "fault", initial=_faults,
+        "engine", "fault", initial=lambda: [error.fault for error in _subclasses(EngineError)],
     )
     failovers: Counter = _metric(
         "Calls retried at another endpoint, by the endpoint that failed.", "engine", initial=[()]
