@@ -348,6 +348,8 @@ def _url_without_traces(url: str) -> Iterator[str]:
 
 
 def _store_fix(url: str, seen: str) -> str:
+    if "is a replica" in seen:
+        return "set store.url to an address that accepts writes"
     if seen.startswith("durability"):
         return "change the server configuration, or choose a lower store.durability (see docs/reliability.md)"
     if url.startswith(_EMBEDDED) and _IN_USE not in seen:

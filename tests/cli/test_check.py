@@ -268,7 +268,9 @@ async def test_a_replica_is_a_fault_with_the_primarys_address(lax_server):
     url, setting = lax_server
     await setting("REPLICAOF", "127.0.0.1", "9")
 
-    assert any("use its primary, 127.0.0.1:9" in fault for fault in (await store_findings(url))["fault"])
+    (fault,) = (await store_findings(url))["fault"]
+    assert "use its primary, 127.0.0.1:9" in fault
+    assert fault.endswith("-> set store.url to an address that accepts writes")
 
 
 async def test_a_store_with_another_clock_is_a_note(lax_server):
