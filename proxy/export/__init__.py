@@ -1,11 +1,9 @@
 """The export formats, one module per trainer, and the containers of their rows."""
 
-from functools import cache
-
 from proxy.export.areal import ArealFormat
 from proxy.export.atif import AtifFormat, RolloutDetailFormat
 from proxy.export.atropos import NodesFormat, ScoredDataFormat
-from proxy.export.base import TEXT, Fill, Format, Inexpressible, Plan, Rows
+from proxy.export.base import TEXT, Fill, Format, Inexpressible, Plan, Rows, extended
 from proxy.export.marin import MarinFormat
 from proxy.export.openrlhf import OpenRlhfExperienceFormat, OpenRlhfFormat
 from proxy.export.osmosis import OsmosisFormat
@@ -50,16 +48,10 @@ _ALL: tuple[Format, ...] = (
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
 
 
-@cache
-def _extended(kind: type[Format], column: str) -> Format:
-    extended: Format = type(kind.__name__, (kind,), {"columns": {**kind.columns, column: TEXT}})()
-    return extended
-
-
 _CANONICAL = ("sequences", "steps")  # formats with a policy and a thread in their rows
-OF_POLICIES: dict[str, Format] = {**FORMATS, **{name: _extended(type(FORMATS[name]), "policy") for name in _CANONICAL}}
+OF_POLICIES: dict[str, Format] = FORMATS | {name: extended(FORMATS[name], {"policy": TEXT}) for name in _CANONICAL}
 
 
 def with_threads(form: Format) -> Format:
     """Return the format with a column for the thread, if its rows name it."""
-    return _extended(type(form), "thread") if form.name in _CANONICAL else form
+    return extended(form, {"thread": TEXT}) if form.name in _CANONICAL else form

@@ -68,9 +68,7 @@ class Conversation:
     _sampled: Replies[_Reply] = field(default_factory=Replies)
     _digests: Digests = field(default_factory=Digests)
     _kept: set[str] = field(default_factory=set)  # the recorded steps with a reply among the entries
-    _said: dict[tuple[str, int], dict[str, Any]] = field(
-        default_factory=dict
-    )  # by step and choice: one may return often
+    _said: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # by step and choice, which may return
     _text: str = ""
 
     @property

@@ -207,12 +207,16 @@ class Batched(Format):
         }
 
 
+def extended(form: Format, more: Columns) -> Format:
+    """Return the format with these columns added."""
+    wider = copy(form)
+    vars(wider)["columns"] = {**form.columns, **more}
+    return wider
+
+
 def with_columns(form: Format, role: Role, *, likely: bool) -> Format:
     """Return the format with the columns for scores added."""
-    more = {**form.scored[role], **(form.likely[role] if likely else {})}
-    scored = copy(form)
-    vars(scored)["columns"] = {**form.columns, **more}
-    return scored
+    return extended(form, {**form.scored[role], **(form.likely[role] if likely else {})})
 
 
 def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from proxy.protocols.dialects.base import (
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
+from proxy.protocols.response import MALFORMED
 from proxy.protocols.whole_response import render_as_stream
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import Step
@@ -30,7 +31,7 @@ from proxy.trajectory.step import Step
 CHAT: Final = "/v1/chat/completions"
 
 # raised by a stored response that does not have chat's format: it cannot be rendered again
-_ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, UnprocessableRequest)
+_ODD_SHAPE: Final = (*MALFORMED, UnprocessableRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,9 +37,7 @@ _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of 
 _JOINT: Final = "\n"  # between text parts (vLLM 0.32, renderers/chat_utils.py)
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # for integers of any size
 _END_OF_THOUGHTS: Final = "</think>"
-_LONG_NUMBER: Final = re.compile(
-    r"[0-9]{16}"
-)  # orjson reads integers beyond 64 bits as floats, with fewer exact digits
+_LONG_NUMBER: Final = re.compile(r"[0-9]{16}")  # orjson reads integers beyond 64 bits as floats, with fewer digits
 _NO_REPLIES: Final[Mapping[Hashable, Any]] = {}
 
 

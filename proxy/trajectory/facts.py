@@ -15,9 +15,8 @@ class RolloutFacts:
     group_id: str | None = None
     status: str = "open"
     reward: float | None = None
-    step_rewards: Mapping[str, float | Sequence[float]] = field(
-        default_factory=dict
-    )  # one, or one for each sampled token
+    # One, or one for each sampled token.
+    step_rewards: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     advantages: Any = None  # unchanged from the trainer
     metadata: Mapping[str, Any] = field(default_factory=dict)
     thread_rewards: Mapping[str, float] = field(default_factory=dict)

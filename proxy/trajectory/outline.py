@@ -158,7 +158,7 @@ def outline(
                 "superseded": node.position in superseded,
                 "branches": branches.get(node.key, []),
                 "owner": owners.get(node.key),
-                **_shown_fork(forks.get(node.key)),
+                **({} if (fork := forks.get(node.key)) is None else {"fork": _shown_fork(fork)}),
             }
             for node in tree.nodes
         ],
@@ -174,8 +174,8 @@ def outline(
     }
 
 
-def _shown_fork(fork: Fork | None) -> dict[str, Any]:
-    return {} if fork is None else {"fork": {**_present(asdict(fork)), "why": KINDS[fork.kind]}}
+def _shown_fork(fork: Fork) -> dict[str, Any]:
+    return {**_present(asdict(fork)), "why": KINDS[fork.kind]}
 
 
 def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

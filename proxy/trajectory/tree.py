@@ -39,9 +39,7 @@ class _Spot:
     def __init__(self, parent: "_Spot | None", piece: bytes) -> None:
         self.parent = parent
         self.piece = piece
-        self.ending: dict[
-            bytes, int
-        ] = {}  # the indexed sequences that end within the next piece, by their remaining bytes
+        self.ending: dict[bytes, int] = {}  # indexed sequences that end within the next piece, by their remaining bytes
         self.rests: list[bytes] = []  # these bytes in order, once `ending` is complete
         self.links: list[int] = []  # the index of the longest other rest that each begins with, or -1
         self.nearest: tuple[_Spot, int] | bool | None = False  # False: not searched yet

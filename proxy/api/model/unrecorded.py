@@ -19,7 +19,7 @@ from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.gemini import is_gemini
-from proxy.protocols.sampling import engine_model
+from proxy.protocols.sampling import bound_of, engine_model
 from proxy.protocols.translated_call import CHAT, error_dialect_for, read_translated_call
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
@@ -196,7 +196,6 @@ def unknown_path(method: str, endpoint: str) -> NotFound:
 
 # Health probes: calls that only check whether the server responds
 
-_BOUNDS: Final = ("max_completion_tokens", "max_tokens")
 _MAX_BYTES: Final = 512  # a probe's message and fields fit; an agent's prompt is longer
 
 
@@ -235,6 +234,5 @@ def is_probe(
         return True
     if not probes.one_token:
         return False
-    sampling = dialect.sampling(body)
-    bound = next((sampling[name] for name in _BOUNDS if sampling.get(name) is not None), None)
+    bound = bound_of(dialect.sampling(body))
     return type(bound) is int and bound == 1

@@ -155,9 +155,8 @@ class StreamShape:
     """
 
     head: frozenset[str]  # top-level fields of each event
-    role: Mapping[str, Any] = field(
-        default_factory=lambda: {"role": "assistant", "content": ""}
-    )  # a choice's first delta
+    # The delta of a choice's first event.
+    role: Mapping[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": ""})
     delta: Mapping[str, Any] = field(default_factory=dict)  # the base of later deltas
     call_delta: Mapping[str, Any] = field(default_factory=dict)  # the base of deltas with a tool call
     call: Mapping[str, Any] = field(default_factory=lambda: {"arguments": ""})
@@ -474,10 +473,7 @@ BIASES: Final = frozenset(
     {"logit_bias", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "custom_logit_processor"}
 )  # fmt: skip
 ALL: Final = frozenset(_NEUTRAL)
-PROCESSED: Final = (
-    "processed_logprobs",
-    "processed_logits",
-)  # modes after vLLM applied all sampling steps to the logits
+PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after all sampling steps (vLLM)
 
 
 def has_grammar(sampling: Mapping[str, Any], fields: Iterable[str]) -> bool:

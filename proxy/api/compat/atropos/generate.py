@@ -30,18 +30,9 @@ _RENAMED: Final = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
-_SGLANG_FIELDS: Final = frozenset(
-    {
-        "input_ids",
-        "sampling_params",
-        "return_logprob",
-        "return_text_in_logprobs",
-        "stream",
-        "rid",
-        "rollout_id",
-        "metadata",
-    }
-)
+_SGLANG_FIELDS: Final = frozenset({
+    "input_ids", "sampling_params", "return_logprob", "return_text_in_logprobs", "stream", "rid", "rollout_id", "metadata",
+})  # fmt: skip
 _DEFAULT_VALUES: Final = {"logprob_start_len": -1, "top_logprobs_num": 0}  # values that have no effect
 _NOT_SAMPLED: Final = "phantom_token"  # the one token of a call for the prompt's logprobs, which the client ignores
 

@@ -202,9 +202,8 @@ class RolloutServers:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if server.api_key is not None:
             headers["Authorization"] = f"Bearer {server.api_key.get_secret_value()}"
-        request = self._session.post(
-            server.url + path, data=orjson.dumps(body), headers=headers, allow_redirects=False
-        )  # no redirects: they could lead past the allow-list
+        # No redirects: they could lead past the allow-list.
+        request = self._session.post(server.url + path, data=orjson.dumps(body), headers=headers, allow_redirects=False)
         try:
             async with request as response:
                 text = await _received(name, response)
