@@ -444,7 +444,6 @@ class AtifFormat(_ByThread):
     }
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan the trajectory of a rollout; a rollout without exported steps has none."""
         threads, skipped = self.told(steps, options)
         trained = tuple(step.step_id for told in threads for step, _ in told.calls)
         rows = [trained] if threads else []

@@ -147,7 +147,6 @@ class _Batches(Writer):
         self._counted: tuple[Any, int] = (None, 0)  # the last counted row, and its number of values
 
     def opening(self) -> bytes:
-        """Return the schema of a stream, or the magic bytes of a file."""
         return self.sink.drain()
 
     def row(self, row: Any) -> bytes:

@@ -22,7 +22,6 @@ class TinkerFormat(SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the datum. It requires an advantage."""
         return {
             "model_input": row.token_ids[:-1],
             "target_tokens": row.token_ids[1:],

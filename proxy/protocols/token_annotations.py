@@ -8,15 +8,12 @@ Marin's clients (a3109ee) look each token's string up in the vocabulary, and nee
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from proxy.protocols.dialects.base import Json
-from proxy.protocols.engines.base import Sampled, Tokens
+from proxy.protocols.engines.base import NAMED_BY_ID, Sampled, Tokens
 
 Pieces = Callable[[Sequence[int]], Sequence[str | None]]
-
-# vLLM's format of a token that is named by its id.
-_NAMED: Final = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +73,5 @@ def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) ->
 
 
 def _named(entry: Json) -> int | None:
-    name = entry["token"].removeprefix(_NAMED)
+    name = entry["token"].removeprefix(NAMED_BY_ID)
     return int(name) if name != entry["token"] and name.isdecimal() else None

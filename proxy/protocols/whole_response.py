@@ -62,7 +62,6 @@ class RawResponse(Withheld):
         self._status = status
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """Return everything: unchanged, or in the client's dialect."""
         body = b"".join(self._reads)
         return failed(
             self._view, self._status, body, ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"))
@@ -73,7 +72,6 @@ class WholeResponse(Withheld):
     """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, after `finish` of this one."""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """Return the body for the client."""
         view, body = self._view, b"".join(self._reads)
         found = read_lists(body, self.prompt) if view.hides_lists else None
         self.prompt = None if found is None else found[1]

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
+# The field of a message with its reasoning: vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second. An engine with
+# both repeats the same text.
 THOUGHTS: Final = ("reasoning", "reasoning_content")
 _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
 _JOINT: Final = "\n"  # between text parts (vLLM 0.32, renderers/chat_utils.py)

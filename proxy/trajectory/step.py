@@ -16,7 +16,7 @@ Dialect = Literal["chat", "completions", "generate", "sglang_generate", "message
 DEFAULT_POLICY: Final = "default"
 EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position for which experts were requested
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
-_PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
+PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
 _OTHERS: Final = frozenset[Dialect]({"completions", "generate", "sglang_generate"})  # others are translated to chat
 
@@ -166,7 +166,7 @@ class Step:
 
         `mask`: over the tokens of the choice's sampling mask; `truncated`: over tokens that the engine did not report.
         """
-        if self.sampling.get("logprobs_mode") not in _PROCESSED:
+        if self.sampling.get("logprobs_mode") not in PROCESSED:
             return None
         if choice.sampling_mask is not None:
             return "mask"

@@ -366,7 +366,6 @@ class _Group:
 
     @property
     def is_task(self) -> bool:
-        """Whether the client's metadata names it as a sub-agent."""
         return self.agent is not None and self.agent.startswith(SUB_AGENT)
 
     @property

@@ -7,10 +7,8 @@ import orjson
 
 from proxy.protocols.dialects.base import Json
 from proxy.protocols.sampling import SAMPLING_FIELDS
+from proxy.trajectory.conversations import THOUGHTS
 
-# The field of a message with its reasoning: vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second. An engine with
-# both repeats the same text.
-REASONING_FIELDS: Final = ("reasoning", "reasoning_content")
 CONTINUES: Final = {"continue_final_message": True, "add_generation_prompt": False}
 
 
@@ -61,7 +59,7 @@ def choices_of(response: Mapping[str, Any]) -> list[Json]:
 
 def reasoning_of(message: Mapping[str, Any]) -> Any:
     """Return the reasoning of a message or a delta; None if it has none."""
-    for name in REASONING_FIELDS:  # without a generator: for each event of a stream
+    for name in THOUGHTS:  # without a generator: for each event of a stream
         if message.get(name):
             return message[name]
     return None

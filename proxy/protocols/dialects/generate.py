@@ -117,7 +117,6 @@ class _Choice:
         self.is_finished = False
 
     def feed(self, chunk: Json, problems: set[str]) -> None:
-        """Add an event of this choice, which is not modified."""
         meta, ids = chunk["meta_info"], chunk["output_ids"]
         count = meta["completion_tokens"]
         if type(ids) is not list or type(count) is not int:
@@ -145,7 +144,6 @@ class _Choice:
             _join(self._lists.setdefault(name, []), values, count)
 
     def finish(self) -> Json:
-        """Return the choice so far."""
         last = self._last
         texts = {"text": "".join(self._texts)} if "text" in last else {}
         meta, count = last["meta_info"], None if self.is_finished else last["meta_info"]["completion_tokens"]

@@ -374,7 +374,7 @@ _DEFAULTED: Final = (
 )  # fmt: skip
 _HIGHEST_INDEX: Final = 2**31 - 1
 # vLLM 0.32.0 names tokens by their ids on request, or with the server flag --return-tokens-as-token-ids.
-_NAMED: Final = "token_id:"
+NAMED_BY_ID: Final = "token_id:"
 _BOOLEANS: Final = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
 
 
@@ -420,10 +420,10 @@ def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
     if not names:
         return False
     with suppress(TypeError):  # names that are not strings are checked below
-        if _NAMED not in "\n".join(names):
+        if NAMED_BY_ID not in "\n".join(names):
             return False  # tokens are named by their texts: the usual case
     return any(
-        isinstance(name, str) and name.startswith(_NAMED) and name != f"{_NAMED}{token}"
+        isinstance(name, str) and name.startswith(NAMED_BY_ID) and name != f"{NAMED_BY_ID}{token}"
         for name, token in zip(names, ids, strict=False)
     )
 
@@ -473,7 +473,6 @@ BIASES: Final = frozenset(
     {"logit_bias", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "custom_logit_processor"}
 )  # fmt: skip
 ALL: Final = frozenset(_NEUTRAL)
-PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after all sampling steps (vLLM)
 
 
 def has_grammar(sampling: Mapping[str, Any], fields: Iterable[str]) -> bool:

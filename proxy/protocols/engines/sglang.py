@@ -28,7 +28,6 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
-    PROCESSED,
     CallOptions,
     Engine,
     Injection,
@@ -54,7 +53,7 @@ from proxy.protocols.engines.base import (
     version_numbers,
     without,
 )
-from proxy.trajectory.step import CACHED_TOKENS
+from proxy.trajectory.step import CACHED_TOKENS, PROCESSED
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _IDS: dict[DialectName, str] = {"chat": "input_ids", "completions": "prompt", "sglang_generate": "input_ids"}

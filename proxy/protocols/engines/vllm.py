@@ -21,7 +21,6 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
-    PROCESSED,
     CallOptions,
     Engine,
     Injection,
@@ -48,6 +47,7 @@ from proxy.protocols.engines.base import (
     usage_options,
     version_numbers,
 )
+from proxy.trajectory.step import PROCESSED
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 

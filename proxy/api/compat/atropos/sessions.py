@@ -163,7 +163,6 @@ class SessionChat(CallAdapter):
         return with_any_model(self.body, models)
 
     def recorded(self, plan: Plan) -> Plan:
-        """Return the plan with the client's body."""
         plan = CallAdapter.recorded(self, plan)
         return replace(plan, extra={**plan.extra, "form": "atropos_session"})
 
@@ -178,7 +177,6 @@ class SessionChat(CallAdapter):
         return replace(outcome, end=error_body(500, message), status=500)
 
     def answer(self, step: Step) -> bytes | None:
-        """Return the response of a step; None if it is incomplete or was streamed."""
         response = step.response or {}
         choices = response.get("choices")
         if is_on(self.body.get("stream")) or step.status != "complete" or not isinstance(choices, list) or not choices:

@@ -71,7 +71,6 @@ class FlatCall(CallAdapter):
     retries_by_body: bool = True
 
     def with_steps(self, steps: Sequence[Step]) -> Self:
-        """Return the call with the earlier steps, which its claimed mask is compared with."""
         return replace(self, before=steps)
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
@@ -96,7 +95,6 @@ class FlatCall(CallAdapter):
         return replace(outcome, step=step, end=outcome.end if flat is None else flat)
 
     def answer(self, step: Step) -> bytes | None:
-        """Return the response of a step in the flat format; None if it is incomplete."""
         return flat_answer(step)
 
     def _mismatch(self, step: Step) -> dict[str, int | None] | None:

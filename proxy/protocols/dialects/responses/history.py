@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.protocols.dialects.base import CallIdentity, Json, ResolvedReferences
-from proxy.protocols.dialects.chat_format import REASONING_FIELDS
 from proxy.protocols.dialects.responses.item_ids import CALL, INPUT, item_name
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
+from proxy.trajectory.conversations import THOUGHTS
 from proxy.trajectory.step import Step, messages_of
 
 
@@ -46,7 +46,7 @@ def sampled(step: Step) -> Json:
     """Return the message that a call sampled, with all fields that engines read."""
     message = (step.response or {})["choices"][0].get("message") or {}
     fields: Json = {"role": "assistant", "content": message.get("content")}
-    fields |= {name: message[name] for name in (*REASONING_FIELDS, "refusal") if message.get(name)}
+    fields |= {name: message[name] for name in (*THOUGHTS, "refusal") if message.get(name)}
     if message.get("tool_calls"):
         fields["tool_calls"] = [
             {
