@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from tests.support.forests import make_choice
-from tests.support.harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
+from tests.support.forests import make_choice, make_step
 from tests.support.threaded import call as drawn_call
 from tests.support.threaded import said, user
-from tests.support.trainers import load_published
+from tests.support.trainers import import_published, load_published
 from typing_extensions import TypedDict
 
 from proxy.export import FORMATS
@@ -35,7 +34,31 @@ FOUND = {"role": "tool", "tool_call_id": "d1", "content": "It is in main.c."}
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("agent", "now")
 ]
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "What time is it?"}
+MORE = {"role": "user", "content": "And tomorrow?"}
+NOW = {
+    "role": "assistant",
+    "content": None,
+    "reasoning_content": "A clock has it.",
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}],
+}
+TEN = {"role": "tool", "tool_call_id": "c1", "content": "10:00"}
+REPLY = {"role": "assistant", "content": "It is ten."}
 HELPER = {"role": "system", "content": "You search files for another agent."}
+
+
+def call(name, messages, reply, prompt=(1, 2), ids=(3, 4)):
+    """Return a step of these messages and this reply."""
+    response = {"choices": [{"index": 0, "message": reply}]}
+    return replace(make_step(name, list(prompt), list(ids)), request={"messages": messages}, response=response)
+
+
+@cache
+def harbor():
+    """Harbor's model of a trajectory."""
+    (module,) = import_published("harbor", "models.trajectories.trajectory", without=())
+    return module
 
 
 def with_tools(step, *names):
