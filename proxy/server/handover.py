@@ -8,11 +8,9 @@ the backlog of the listening socket. A channel ends with its worker, also if tha
 """
 
 import asyncio
-import fcntl
 import socket
 import ssl
 import sys
-import termios
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -199,6 +197,9 @@ class HandedOver(web.BaseSite):
     @property
     def waiting(self) -> int:
         """The number of connections that were handed over and not accepted yet: each is a byte in the channel."""
+        import fcntl  # noqa: PLC0415 - not available on Windows, as workers
+        import termios  # noqa: PLC0415
+
         return int.from_bytes(fcntl.ioctl(self._channel, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     async def start(self) -> None:

@@ -106,6 +106,7 @@ class Archiver:
         self.metrics = metrics
         self._dataset = dataset
         self._options = options or ArchiveOptions()
+        self._has_warned = False
 
     async def sweep(self) -> Archived:
         """Archive every rollout that is due, and complete what processes left that died.
@@ -133,8 +134,11 @@ class Archiver:
     async def is_full(self) -> bool:
         """Return whether the store uses more than `memory_share` of its memory limit. Raises StorageError."""
         facts = await self.store.info()
-        share = self._options.memory_share or 1
-        return 0 < share * int(facts["memory_limit_bytes"]) < int(facts["memory_bytes"])
+        limit = (self._options.memory_share or 1) * int(facts["memory_limit_bytes"])
+        if not limit and not self._has_warned:
+            self._has_warned = True
+            LOG.warning("archive.memory_share has no effect: a server of the store has no memory limit (maxmemory)")
+        return 0 < limit < int(facts["memory_bytes"])
 
     async def relieve(self) -> Archived:
         """While the store is full, archive the oldest rollouts whatever their age, and delete them. Raises what `sweep` raises.

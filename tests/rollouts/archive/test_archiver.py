@@ -16,6 +16,7 @@ from proxy.rollouts.archive.archiver import Archived, BackgroundArchive, Rollout
 from proxy.rollouts.archive.dataset import ArchiveError, Dataset
 from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
 from proxy.rollouts.rollout import read_rollout
+from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import make_metrics
 from storage.errors import StorageError, StoreUnreachable
 
@@ -262,11 +263,16 @@ async def test_the_oldest_rollouts_leave_a_full_store_until_less_is_used(store, 
     assert 0 == (await one.relieve()).deleted
 
 
-async def test_a_store_without_a_memory_limit_is_never_full(store, tmp_path):
+async def test_a_store_without_a_memory_limit_is_never_full(store, tmp_path, caplog, monkeypatch):
+    """The log names the settings, once."""
+    monkeypatch.setattr(LOG, "propagate", True)
     await finished(store, "a")
     with_memory(store, 0)
+    one = archiver(store, tmp_path, memory_share=0.1)
 
-    assert not await archiver(store, tmp_path, memory_share=0.1).is_full()
+    assert [False, False] == [await one.is_full() for _ in range(2)]
+    assert 1 == caplog.text.count("archive.memory_share has no effect")
+    assert "maxmemory" in caplog.text
 
 
 async def test_a_process_relieves_a_full_store_between_its_sweeps(store, tmp_path):
