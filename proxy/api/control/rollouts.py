@@ -4,7 +4,7 @@ Every change is a compare-and-set in the store, so that concurrent changes throu
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +16,15 @@ from aiohttp import web
 
 from proxy.api.api_keys import mint
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import FinishRollout, ListRollouts, OpenRollout, PatchRollout, Search, ShowEvents
+from proxy.api.control.schemas import (
+    FinishRollout,
+    ListRollouts,
+    OpenRollout,
+    PatchRollout,
+    RolloutFilter,
+    Search,
+    ShowEvents,
+)
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, named, page_from, query_from, rollout_from, rollout_id_from, update_rollout
 from proxy.api.rollout_id import model_url, path_prefix
@@ -80,8 +88,9 @@ async def list_rollouts(request: web.Request) -> web.Response:
     found: list[tuple[Rollout, Marks]] = []
     unreadable: list[dict[str, str]] = []
     cursor, began = asked.cursor, context.clock.monotonic()
+    window = [None if time_s is None else time_s * 1000 for time_s in (asked.since, asked.until)]
     while True:
-        page = await _candidates(context, asked, cursor)
+        page = await _candidates(context, asked, cursor, asked.limit, window, asked.policy)
         cursor = page.cursor
         entries = [entry for entry in await context.store.get_all(page.names, with_marks=True) if entry is not None]
         rollouts, damaged = read_rollouts([stored for stored, _ in entries], context.metrics)
@@ -99,18 +108,24 @@ async def list_rollouts(request: web.Request) -> web.Response:
     return json_response({"rollouts": listed, "cursor": cursor, **left})
 
 
-async def _candidates(context: Context, asked: ListRollouts, cursor: str | None) -> Page:
+async def _candidates(
+    context: Context,
+    asked: RolloutFilter,
+    cursor: str | None,
+    limit: int,
+    window_ms: Sequence[int | None] = (None, None),
+    policy: str | None = None,
+) -> Page:
     """Return a page of rollouts that may match.
 
     They are the members of the group, or those that the store's index has, or all.
     """
-    store, limit = context.store, asked.limit
-    since_ms, until_ms = (None if time_s is None else time_s * 1000 for time_s in (asked.since, asked.until))
+    store, (since_ms, until_ms) = context.store, window_ms
     if asked.group_id is not None:
         names = () if (group := await find_group(store, asked.group_id)) is None else (*group.members, *group.unneeded)
         return await page_from(store.listing.page_among(names, cursor, limit, since_ms, until_ms))
-    by_policy = asked.policy is not None and asked.status in (None, "completed")  # by the rarer one of two
-    for field, value in (("policy", asked.policy if by_policy else None), ("status", asked.status)):
+    is_rarer = asked.status in (None, "completed")  # the policy
+    for field, value in (("policy", policy if is_rarer else None), ("status", asked.status)):
         if value is not None:
             of_index = store.listing.page_of(field, orjson.dumps(value), cursor, limit, since_ms, until_ms)
             if (page := await page_from(of_index)) is not None:
@@ -293,8 +308,8 @@ async def search_rollouts(request: web.Request) -> web.Response:
     rollouts = count = 0
     oldest_ms = None
     while True:
-        page = await page_from(context.store.list(cursor=cursor, limit=_PAGE))
-        for stored in [await context.store.get(name) for name in page.names]:
+        page = await _candidates(context, asked, cursor, _PAGE)
+        for stored in await context.store.get_each(page.names):
             try:
                 rollout = None if stored is None else read_rollout(stored)
                 if rollout is None or not asked.matches(rollout):
