@@ -33,6 +33,7 @@ _COMPARE_MS: Final = 10_000  # at least, and so that comparing takes a small sha
 _COMPARE_SHARE: Final = 30
 _PAGE: Final = 1000  # entries that are read together
 _LEAST: Final = 10  # entries of a bucket
+_UNSURE_MS: Final = 1000  # a holder that was found may have released its group meanwhile
 _NOTES_PAGE: Final = 250
 _AVAILABLE: Final = b"0"  # where an entry is in the index, as in queue_note.lua
 _ABSENT: Final = b""
@@ -226,7 +227,7 @@ class Queue:
         wrong = [
             part
             for group, (state, *left_ms) in zip(groups, whole(replies), strict=True)
-            for part in (() if state > 0 else self._entry(group, left_ms[0] if left_ms else _GONE))
+            for part in (() if state > 0 else self._entry(group, min(left_ms[0], _UNSURE_MS) if left_ms else _GONE))
         ]
         if wrong:
             await self._run_each([self._noted(queue, wrong)])
