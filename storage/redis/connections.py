@@ -205,41 +205,58 @@ class Connections:
         is_long = sum(map(len, commands)) > MANY_ARGUMENTS
         parts = map(_pack, commands)
         packed = await asyncio.to_thread(b"".join, parts) if is_long else b"".join(parts)
-        loop, attempt = asyncio.get_running_loop(), 1
+        loop, session, attempt = asyncio.get_running_loop(), self._session, 1
         end = end or loop.time() + self._timeout_s
+        is_shared = shared and len(packed) <= _MAX_SHARED_BYTES
         try:
-            while not self._closed:
+            if is_shared and session is not None and not session.is_closed:  # the usual case, without another call
+                result: asyncio.Future[list[Reply]] = loop.create_future()
+                session.send(packed, len(commands), ((result, []),), confirmed=confirmed)
                 try:
-                    if shared and len(packed) <= _MAX_SHARED_BYTES:
-                        replies = await self._shared(packed, len(commands), confirmed=confirmed)
-                    else:
-                        replies = await self._pooled(packed, len(commands), end, confirmed=confirmed)
-                except RedisConnectionError as error:
+                    replies = await result
+                except RedisConnectionError:
                     self._suspect()
-                    if isinstance(error, AuthenticationError) or (attempt > 1 and not self._is_restarting(end)):
-                        raise
                 else:
                     self._has_responded = True
-                    if not isinstance(replies[0], ReadOnlyError) or attempt > 1:
+                    if not isinstance(replies[0], ReadOnlyError):
                         return replies
-                await self._close_idle()  # from a replica as well: the name may have the address of another server now
-                await asyncio.sleep(_RETRY_INTERVAL_S * (attempt > 1))
-                attempt += 1
+                attempt = 2
+            return await self._send(packed, len(commands), end, attempt, shared=is_shared, confirmed=confirmed)
         except (RedisError, OSError) as error:
             failure = translated(error, self.address, self._timeout_s)
             if isinstance(failure, StoreUnreachable):
                 self._failure = str(failure)
                 self._suspect()
             raise failure from error
-        raise StoreUnreachable("the store is closed")
 
-    def _shared(self, packed: bytes, count: int, *, confirmed: bool) -> "asyncio.Future[list[Reply]]":
-        session = self._session
-        if session is None or session.is_closed:
-            session = self._session = _Session(self._make(), self._timeout_s / _CHECKS, self._suspect)
-        result: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        session.send(packed, count, ((result, []),), confirmed=confirmed)
-        return result
+    async def _send(
+        self, packed: bytes, count: int, end: float, attempt: int, *, shared: bool, confirmed: bool
+    ) -> list[Reply]:
+        """Send commands until there is a reply. Raises the error of redis-py after two attempts, or later if patient."""
+        while not self._closed:
+            if attempt > 1:  # also after a reply of a replica: the name may have the address of another server now
+                await self._close_idle()
+                await asyncio.sleep(_RETRY_INTERVAL_S * (attempt > 2))
+            try:
+                if shared:
+                    session = self._session
+                    if session is None or session.is_closed:
+                        session = self._session = _Session(self._make(), self._timeout_s / _CHECKS, self._suspect)
+                    result: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+                    session.send(packed, count, ((result, []),), confirmed=confirmed)
+                    replies = await result
+                else:
+                    replies = await self._pooled(packed, count, end, confirmed=confirmed)
+            except RedisConnectionError as error:
+                self._suspect()
+                if isinstance(error, AuthenticationError) or (attempt > 1 and not self._is_restarting(end)):
+                    raise
+            else:
+                self._has_responded = True
+                if not isinstance(replies[0], ReadOnlyError) or attempt > 1:
+                    return replies
+            attempt += 1
+        raise StoreUnreachable("the store is closed")
 
     def _is_restarting(self, end: float) -> bool:
         is_patient = self._patient and self._has_responded and self.unreachable is None

@@ -36,6 +36,7 @@ from storage.redis.replies import (
     encode_optional,
     pairs,
     readable,
+    refused,
 )
 from storage.redis.scripts import Call, Command, RunScript, RunScripts, Script, whole
 from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
@@ -575,8 +576,14 @@ class Store:
         if isinstance(replies[0], NoScriptError):
             command = script.as_eval(command)
             replies = await self._servers.execute(keys[0], (command, *barrier.commands), **options)
-        if durable or isinstance(replies[0], ResponseError):
-            self._check(barrier, replies, keys[0])
+        try:
+            if isinstance(replies[0], ResponseError):
+                raise refused(replies[0]) from replies[0]
+            if durable:
+                barrier.check(replies[1:])
+        except StoreUnreachable as error:
+            error.server = self._address(keys[0])
+            raise
         return replies[0]
 
     def _check(self, barrier: Barrier, replies: Sequence[Reply], key: bytes) -> None:
