@@ -156,8 +156,17 @@ class RedisCluster:
 
 async def promoted(node: Node) -> float:
     """Wait until a replica has become the primary; return the time of the loop."""
+    return await _has_role(node, "master")
+
+
+async def demoted(node: Node) -> float:
+    """Wait until a primary has become a replica; return the time of the loop."""
+    return await _has_role(node, "slave")
+
+
+async def _has_role(node: Node, role: str) -> float:
     async with asyncio.timeout(_WAIT_S):
-        while await node.role() != "master":
+        while await node.role() != role:
             await asyncio.sleep(0.02)
     return asyncio.get_running_loop().time()
 
