@@ -39,48 +39,39 @@ _MAX_MISSES: Final = 16  # learned events that were not repeated
 
 
 class _Shape(NamedTuple):
-    """The constant parts of an event; `variable` matches what is between `before` and `after`.
-
-    The groups of `variable` are the text, the logprobs and the token ids, as far as the event has them; `form % groups` is JSON
-    with a list for each; these extend `lists`, the lists of the accumulated choice. `shown`: what the client receives before
-    and after the text, if it is not the engine's event.
-    """
+    """The constant parts of an event, and what is between them."""
 
     before: bytes
-    variable: re.Pattern[bytes]
+    variable: re.Pattern[bytes]  # its groups are the text, the logprobs and the token ids, as far as the event has them
     after: bytes
     has_text: bool
-    form: bytes
-    lists: tuple[list[Any], ...]
-    shown: tuple[bytes, bytes] | None
+    form: bytes  # `form % groups` is JSON with a list for each group
+    lists: tuple[list[Any], ...]  # of the accumulated choice, which these extend
+    shown: tuple[bytes, bytes] | None  # what the client receives before and after the text, if not the engine's event
 
 
 class _Slot(NamedTuple):
-    """A variable part: what is before it, its pattern, what closes it, and all of them if the client did not request it.
+    """A variable part."""
 
-    `null` is None for a text, which the client receives. `values`: the list of the accumulated choice.
-    """
-
-    name: bytes
-    value: bytes
+    name: bytes  # what is before it
+    value: bytes  # its pattern
     close: bytes
-    null: bytes | None
-    values: list[Any]
+    null: (
+        bytes | None
+    )  # in place of all of it if the client did not request it; None for a text, which the client receives
+    values: list[Any]  # of the accumulated choice
 
 
 class RepeatedEvents:
-    """Learns the shape of an event from the general path, and adds its repetitions to the accumulated response.
-
-    `shape` is the shape of the previous event. The general path removes it: the event after cannot repeat that shape.
-    `is_learning`: repetitions are likely enough to learn events.
-    """
+    """Learns the shape of an event from the general path, and adds its repetitions to the accumulated response."""
 
     __slots__ = ("_accumulator", "_misses", "is_learning", "shape")
 
     def __init__(self, accumulator: Chunks) -> None:
         self._accumulator = accumulator
+        # Of the previous event. The general path removes it: the event after cannot repeat that shape.
         self.shape: _Shape | None = None
-        self.is_learning = True
+        self.is_learning = True  # repetitions are likely enough to learn events
         self._misses = 0
 
     def learn(self, raw: bytes, chunk: Mapping[str, Any], shown: bytes | None) -> None:

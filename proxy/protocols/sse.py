@@ -29,17 +29,13 @@ EVENT_STREAM: Final = StreamFormat("text/event-stream; charset=utf-8", b": keep-
 
 
 class Event(NamedTuple):  # made for each event of each stream: a frozen dataclass takes three times as long to make
-    """One event. `raw` is its bytes with the blank line that ends it; `payload` its data lines, joined by LF.
+    """One event. A block of comments alone has neither name nor payload."""
 
-    `name` is the value of its `event:` field; `before` and `after` are the bytes around the payload, if it is a single
-    line: another payload can be placed between them. A block of comments alone has neither name nor payload.
-    """
-
-    raw: bytes
-    payload: bytes
-    name: bytes = b""
-    before: bytes = b"data: "
-    after: bytes = b"\n\n"
+    raw: bytes  # with the blank line that ends it
+    payload: bytes  # its data lines, joined by LF
+    name: bytes = b""  # the value of its `event:` field
+    before: bytes = b"data: "  # the bytes before the payload, if it is a single line: another can be placed there
+    after: bytes = b"\n\n"  # and after it
 
 
 _event = partial(tuple.__new__, Event)  # as `Event` is made, in C

@@ -18,14 +18,11 @@ Pieces = Callable[[Sequence[int]], Sequence[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class TokenAnnotations:
-    """The token annotations of one response.
+    """The token annotations of one response."""
 
-    `pieces` returns the vocabulary's string of each id, None for an unknown id; without `pieces`, tokens are the engine's
-    texts. `ids`: each choice has its token ids and its prompt ids.
-    """
-
+    # The vocabulary's strings of ids, None for an unknown one; without it, tokens are the engine's texts.
     pieces: Pieces | None = None
-    ids: bool = False
+    ids: bool = False  # each choice has its token ids and its prompt ids
 
     def fields(self, body: Mapping[str, Any]) -> Json:
         """Return what to request from the engine: alternatives by their ids, since several ids may have the same text."""

@@ -25,18 +25,15 @@ _BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may contain
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How one choice ended: size and digest of its reply, the `position` of the reply in later messages, and its ids.
-
-    `ids` are the last ones of the prompt and all sampled ones; the first of them has position `offset`.
-    """
+    """How one choice ended."""
 
     engine: str
-    position: int
-    size: tuple[int, int]
-    reply: bytes
+    position: int  # of the reply in later messages
+    size: tuple[int, int]  # of the reply
+    reply: bytes  # its digest
     has_thoughts: bool
-    offset: int
-    ids: Ids
+    offset: int  # the position of the first of these ids
+    ids: Ids  # the last ones of the prompt and all sampled ones
 
     @property
     def end(self) -> int:

@@ -201,14 +201,12 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The nodes by age, the children of each, and the steps without a node, with the reason.
+    """The nodes of steps, and how they join."""
 
-    `_index` is None if the tree is one path: each node then begins with all nodes before it, and no two have the same ids.
-    """
-
-    nodes: tuple[Node, ...]
-    children: tuple[tuple[int, ...], ...]
-    unplaced: tuple[tuple[Step, str], ...]
+    nodes: tuple[Node, ...]  # by age
+    children: tuple[tuple[int, ...], ...]  # of each node
+    unplaced: tuple[tuple[Step, str], ...]  # the steps without a node, with the reason
+    # None if the tree is one path: each node then begins with all nodes before it, and no two have the same ids.
     _index: _Index | None = field(compare=False, repr=False)
 
     @property

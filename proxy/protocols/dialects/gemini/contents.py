@@ -30,14 +30,10 @@ _MARK_TEXT: Final = b64encode(_MARK).decode()
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The content of a thought signature: what a client returns with a part and cannot change. It is not encrypted.
+    """The content of a thought signature: what a client returns with a part and cannot change. It is not encrypted."""
 
-    It has the reasoning before a part, because clients without `includeThoughts` do not receive it and others do not send it
-    back, and the id of its function call, because clients may omit ids.
-    """
-
-    call_id: str | None = None
-    thoughts: str | None = None
+    call_id: str | None = None  # of the part's function call: clients may omit ids
+    thoughts: str | None = None  # before the part: some clients do not receive them, and others do not send them back
 
 
 NONE: Final = Signature()
@@ -236,13 +232,13 @@ def _call(call: Json, unnamed: str, sampled: SampledCalls, path: str) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class FunctionResponse:
-    """A result. `call_id` is None if the client omits it; `media` are its chat parts."""
+    """A result."""
 
     path: str
     name: str
-    call_id: str | None
+    call_id: str | None  # None if the client omits it
     text: str
-    media: Sequence[Json]
+    media: Sequence[Json]  # its chat parts
 
 
 def read_response(value: Any, path: str) -> FunctionResponse:
