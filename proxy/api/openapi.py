@@ -8,8 +8,8 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
-from proxy.api.compat.atropos.sessions import SESSION_CALL_ROUTES, SESSION_ROUTES
-from proxy.api.compat.osmosis.dispatch import COMPLETED, DISPATCH_ROUTES
+from proxy.api.compat.atropos_sessions import SESSION_CALL_ROUTES, SESSION_ROUTES
+from proxy.api.compat.osmosis import COMPLETED, DISPATCH_ROUTES
 from proxy.api.compat.uni_agent import UNI_AGENT_ROUTES
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.http import json_response

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 from proxy.api.api_keys import KeyRing
 from proxy.api.auth import CALL_PATHS, ORIGINS, OTHER_PATHS, origin_check, require_control_key
 from proxy.api.compat import CALL_ROUTES
-from proxy.api.compat.atropos.sessions import SESSION_CALL_ROUTES, SESSION_HEALTH, SESSION_ROUTES
-from proxy.api.compat.osmosis.dispatch import MODEL_ROUTES as OSMOSIS_ROUTES
-from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS, RolloutServers
+from proxy.api.compat.atropos_sessions import SESSION_CALL_ROUTES, SESSION_HEALTH, SESSION_ROUTES
+from proxy.api.compat.osmosis import MODEL_ROUTES as OSMOSIS_ROUTES
+from proxy.api.compat.osmosis import ROLLOUT_SERVERS, RolloutServers
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes

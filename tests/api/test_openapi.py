@@ -1,8 +1,8 @@
 """/openapi.json, which describes every route."""
 
-from proxy.api.compat.atropos.generate import GENERATE
-from proxy.api.compat.atropos.sessions import SESSION_CALL_ROUTES, SESSION_ROUTES
-from proxy.api.compat.osmosis.dispatch import COMPLETED
+from proxy.api.compat.atropos_generate import GENERATE
+from proxy.api.compat.atropos_sessions import SESSION_CALL_ROUTES, SESSION_ROUTES
+from proxy.api.compat.osmosis import COMPLETED
 from proxy.api.openapi import CONTROLLING, ROUTES, describe
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from proxy.api.compat.atropos.generate import COMPLETIONS, GENERATE, read_generate
-from proxy.api.compat.osmosis.flat_call import read_flat
+from proxy.api.compat.atropos_generate import COMPLETIONS, GENERATE, read_generate
+from proxy.api.compat.osmosis import read_flat
 from proxy.api.http import CallRoute
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.translated_call import read_translated_call

@@ -3,8 +3,8 @@
 import pytest
 
 from proxy.api.compat import CALL_ROUTES
-from proxy.api.compat.atropos.generate import TokensInCall
-from proxy.api.compat.osmosis.flat_call import FlatCall
+from proxy.api.compat.atropos_generate import TokensInCall
+from proxy.api.compat.osmosis import FlatCall
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.translated_call import TranslatedCall
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.api.auth import SESSION_API, Caller, check_minted, identify
 from proxy.api.body import FIRST_FAULT, faults_of, read_body, read_bytes
-from proxy.api.compat.atropos.generate import with_any_model
+from proxy.api.compat.atropos_generate import with_any_model
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import error_headers, visible_error
 from proxy.api.health import healthy_engines

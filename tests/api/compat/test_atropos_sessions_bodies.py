@@ -4,7 +4,7 @@ import orjson
 import pytest
 from tests.support.forests import make_choice, make_step
 
-from proxy.api.compat.atropos.sessions import (
+from proxy.api.compat.atropos_sessions import (
     CreateSession,
     SchemaFault,
     SessionCall,

@@ -9,7 +9,7 @@ from tests.support.rollout_servers import ADD, QUESTION, dispatching, post, roll
 from tests.support.stored import TIMEOUT_S, stored_rollout, stored_steps, wait_for_steps
 
 from proxy.api.api_keys import mint
-from proxy.api.compat.osmosis.dispatch import ticket
+from proxy.api.compat.osmosis import ticket
 from proxy.rollouts.rollout import write_fields
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

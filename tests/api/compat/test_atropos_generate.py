@@ -4,7 +4,7 @@ import pytest
 from tests.support.session import one_call, session_with
 from tests.support.stored import stored_steps
 
-from proxy.api.compat.atropos.generate import read_generate
+from proxy.api.compat.atropos_generate import read_generate
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.server.listener import simulating

@@ -9,7 +9,7 @@ from tests.support.rollout_servers import ADD, QUESTION, dispatching, post, roll
 from tests.support.stored import stored_rollout, stored_steps
 
 from proxy.api.api_keys import read_minted
-from proxy.api.compat.osmosis.dispatch import RolloutServers, ServerFault
+from proxy.api.compat.osmosis import RolloutServers, ServerFault
 from proxy.config.sections import OsmosisSettings
 from proxy.errors import UnprocessableRequest
 from proxy.server.listener import simulating

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from tests.support.forests import full_ids, make_choice, make_step, rollouts
 
-from proxy.api.compat.osmosis.dispatch import InitAnswer, RolloutResult
-from proxy.api.compat.osmosis.flat_call import FlatCallBody, added_since, flat_answer, read_flat
+from proxy.api.compat.osmosis import FlatCallBody, InitAnswer, RolloutResult, added_since, flat_answer, read_flat
 from proxy.api.requests import validated
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions

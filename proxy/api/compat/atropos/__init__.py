@@ -1,1 +1,0 @@
-"""Atropos' protocols: its token servers and the sessions of its proxy."""

@@ -1,1 +1,0 @@
-"""Osmosis' protocol of remote rollouts."""
