@@ -165,6 +165,9 @@ async def measured(server: Server, url: str) -> dict[str, str]:
         }
         found["20 pages, slowest"] = max(await reads.pages("limit=100", 20))
         found["failed ones"] = await reads.page("/rollouts?limit=100&status=failed")
+        found["of a policy"] = await reads.page("/rollouts?limit=100&policy=judge&status=aborted")
+        half_a_day_ago = int(time.time()) - 43_200
+        found["of before 12 h"] = await reads.page(f"/rollouts?limit=100&until={half_a_day_ago}")
         found["claim"] = await reads.claims(20)
         found["timers"] = await deadlines(url)
         found["/ui"] = sum([await reads.page(path) for path in _UI])

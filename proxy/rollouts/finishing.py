@@ -68,7 +68,7 @@ _SETTLE_AGAIN_S: Final = 5.0
 _INTERVALS_S: Final = (0.75, 1.0)  # between sweeps, of one process at a time
 _WAITS: Final = 4  # intervals of the other processes
 _LOOK_INTERVAL_S: Final = 30.0  # between looks for what the index lacks
-_REPAIR_S: Final = 0.05  # of each sweep
+_REPAIR_S: Final = 0.1  # of each sweep
 _AFTER_FAILURE_S: Final = 5.0  # processes with calls in flight touch their rollouts first
 _LEASE_MS: Final = 10_000  # of a claimed timer
 _TIMERS_PER_CLAIM: Final = 128  # of all buckets of the store
@@ -449,7 +449,7 @@ class Deadlines(BackgroundWork):
         return None if rollout.is_finished else rollout.next_look_ms(now_ms)
 
     async def _repair_index(self) -> None:
-        """Correct what a process of 0.1.0 wrote to the store, in a twentieth of the time. Raises StorageError."""
+        """Correct what a process of 0.1.0 wrote to the store, in a tenth of the time. Raises StorageError."""
         clock, listing = self._finisher.clock, self._finisher.store.listing
         now_s = clock.monotonic()
         if self._look_at_s <= now_s:

@@ -144,15 +144,18 @@ class Listing:
     async def look_for_repairs(self) -> None:
         """Have the index repaired if it lacks entries. One process does this from time to time."""
         key = self._layout.buckets[0].repair
-        requests = [((bucket.listing, bucket.indexes), (self._complete,)) for bucket in self._layout.buckets]
-        if any(whole(await self._run_all(scripts.INDEX_MISSING, requests))):
+        if await self._lacks_entries(self._layout.buckets):
             (reply,) = await self._servers.execute(key, [("HSETNX", key, "due_ms", 0)])
             checked(reply)
+
+    async def _lacks_entries(self, buckets: Sequence[Bucket]) -> bool:
+        requests = [((bucket.listing, bucket.indexes), (self._complete,)) for bucket in buckets]
+        return any(whole(await self._run_all(scripts.INDEX_MISSING, requests)))
 
     async def repair(self, now_ms: int) -> bool:
         """Correct the entries of the next rollouts, if a repair is due; return whether it is.
 
-        A bucket's listing is read from its oldest member, then its entries, whose rollouts may be deleted.
+        A bucket's listing is read from its oldest member, then its entries, if there are some of deleted rollouts.
         """
         key = self._layout.buckets[0].repair
         (reply,) = await self._servers.execute(key, [("HGETALL", key)])
@@ -175,7 +178,7 @@ class Listing:
             wrong += corrected
         if len(found) == _REPAIR_PAGE:
             cursor = cursor[:1] + found[-1]
-        elif is_listing:
+        elif is_listing and await self._lacks_entries([bucket]):
             cursor = b"i"
         else:
             number, cursor = number + 1, b"l"

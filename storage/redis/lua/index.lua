@@ -13,9 +13,7 @@ local function index()
     return found
   end
   local function add(rollout, member)
-    local added = 0
-    for _, it in ipairs(entries(rollout, member)) do added = added + redis.call('ZADD', key, 0, it) end
-    return added
+    for _, it in ipairs(entries(rollout, member)) do redis.call('ZADD', key, 0, it) end
   end
   local function remove(removed)
     return #removed > 0 and redis.call('ZREM', key, unpack(removed)) or 0
