@@ -354,7 +354,8 @@ class Connections:
         """Break all connections: another server has the keys. Commands in flight raise `StoreUnreachable`."""
         self._closed = True
         for timeout in self._exchanges:
-            timeout.reschedule(0)
+            if not timeout.expired():
+                timeout.reschedule(0)
         if self._session is not None:
             self._session.abort(RedisConnectionError("another server has the keys"))
 

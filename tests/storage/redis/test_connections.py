@@ -375,3 +375,17 @@ async def test_an_error_that_is_sent_before_the_first_command_is_the_reason(conn
         with pytest.raises(StoreUnreachable, match="max number of clients reached"):
             await connections.execute(b"", [("PING",)], shared=True)
         await connections.close()
+
+
+@POOLED_AND_SHARED
+async def test_a_retired_server_ends_the_commands_that_wait_for_it(serve, connect, shared):
+    """They need not wait for the timeout: another server has the keys."""
+    connections = connect(await serve(), timeout_s=600)
+    waiting = [asyncio.create_task(connections.execute(b"", [("PING",)], shared=shared)) for _ in range(3)]
+    while not (connections._exchanges or connections._session):
+        await asyncio.sleep(0)
+    connections.retire()
+
+    async with asyncio.timeout(50):
+        failures = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [StoreUnreachable] * 3 == [type(failure) for failure in failures]

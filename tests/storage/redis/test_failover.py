@@ -202,9 +202,11 @@ async def test_a_server_that_stays_away_fails_its_calls_at_once(cluster_servers,
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.skipif(CLI is None, reason="redis-cli is not installed (Debian: apt-get install redis-tools)")
-async def test_slots_move_without_a_failed_call(replicated_cluster, load):
-    """`redis-cli --cluster reshard` moves populated slots; calls of their rollouts wait."""
+@pytest.mark.parametrize("how", ["reshard", "MIGRATESLOTS"])
+async def test_slots_move_without_a_failed_call(replicated_cluster, load, how):
+    """Calls wait while `redis-cli --cluster reshard` moves populated slots, key by key, or Valkey 9 does, at once."""
+    if how == "reshard" and CLI is None:
+        pytest.skip("redis-cli is not installed (Debian: apt-get install redis-tools)")
     load, names = load
     source, target = list(names)[:2]
 
@@ -227,13 +229,20 @@ async def test_slots_move_without_a_failed_call(replicated_cluster, load):
     ids = [by_address(replicated_cluster, address).send("CLUSTER", "MYID").decode() for address in (source, target)]
     load.slowest_s = 0.0
     began = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        CLI, "--cluster", "reshard", source, "--cluster-from", ids[0], "--cluster-to", ids[1], "--cluster-yes",
-        "--cluster-pipeline", PIPELINE, "--cluster-slots", str(slot - first + 1),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    output, _ = await process.communicate()
-    assert 0 == process.returncode, output[-2000:]
+    if how == "reshard":
+        process = await asyncio.create_subprocess_exec(
+            CLI, "--cluster", "reshard", source, "--cluster-from", ids[0], "--cluster-to", ids[1], "--cluster-yes",
+            "--cluster-pipeline", PIPELINE, "--cluster-slots", str(slot - first + 1),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        assert 0 == process.returncode, output[-2000:]
+    else:
+        words = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", first, slot, "NODE", ids[1])
+        assert b"OK" == by_address(replicated_cluster, source).send(*words)
+        async with asyncio.timeout(60):
+            while load.store.server_of(moving) != target:
+                await asyncio.sleep(0.01)
     took = time.monotonic() - began
     await load.more(100)
     load.stopped = True
