@@ -187,6 +187,29 @@ async def next_change(changes):
     return change
 
 
+async def test_a_store_is_opened_without_a_dead_primary(store, cluster_servers, opened):
+    """Unless it has the key of the store itself."""
+    needed = store._servers.server_of(store.layout.constants).address
+    victim = next(server for server in cluster_servers if server.address != needed)
+    victim.stop()
+    try:
+        other = await opened(store_url(cluster_servers), timeout_s=2)
+        assert victim.address == (await other.info())["unreachable"]
+        assert any(victim.address in warning.problem for warning in await other.warnings())
+    finally:
+        victim.start()
+    async with asyncio.timeout(50):
+        while True:
+            opens = (store.open(f"r{number}", {}, now_ms=1) for number in range(30))
+            if not any(isinstance(it, Exception) for it in await asyncio.gather(*opens, return_exceptions=True)):
+                return
+            await asyncio.sleep(0.02)
+
+
+def store_url(servers):
+    return "redis+cluster://" + ",".join(server.address for server in servers)
+
+
 async def test_a_dead_primary_affects_only_its_own_rollouts(store, cluster_servers, until):
     """Its rollouts raise `StoreUnreachable` within the timeout until it is back; other rollouts are not affected."""
     victim = cluster_servers[2]
