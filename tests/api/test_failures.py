@@ -62,10 +62,10 @@ async def test_an_error_for_agents_does_not_contain_the_engines_address(store, h
 async def test_an_error_for_agents_does_not_contain_the_stores_address(store, engine, http, logged, monkeypatch):
     """The control API returns it to operators; nothing is sent to the engine."""
     monkeypatch.setattr(
-        "tests.support.fakes.StoreUnreachable", lambda _: StoreUnreachable("cannot connect to /run/secret.sock")
+        "tests.support.fakes.StoreUnreachable", lambda *_: StoreUnreachable("cannot connect to /run/secret.sock")
     )
     async with proxying(engine.url, store) as served:
-        store.failing = {"open", "get", "list"}
+        store.failing = {"open", "get_all"}
         async with http.post(served.url + CHAT, json=BODY) as agents, http.get(served.url + "/rollouts") as operators:
             for_agents, for_operators = await agents.text(), await operators.text()
 

@@ -24,18 +24,25 @@ async def read(store, name="r"):
     return read_rollout(await store.get(name))
 
 
+async def frozen_by(store, claim):
+    """Freeze the rollout for a claim; return it, or None if it does not exist."""
+    found = await freeze(store, CLOCK, ["r"], claim)
+    return found[0] if found else None
+
+
 async def test_a_claim_of_the_default_policy_is_stored_as_the_id_of_its_batch(store):
     """As without named policies."""
-    frozen = await freeze(store, CLOCK, await opened(store), DEFAULT)
+    await opened(store)
+    frozen = await frozen_by(store, DEFAULT)
 
     assert (b'"b-default"', DEFAULT.batch_id) == ((await store.get("r")).fields["claimed_by"], frozen.claimed_by)
 
 
 async def test_the_rewards_stay_frozen_until_every_claim_is_undone(store):
     """In any order; undoing again has no effect."""
-    rollout = await opened(store)
+    await opened(store)
     for claim in (DEFAULT, PLANNER, CODER):
-        rollout = await freeze(store, CLOCK, rollout, claim)
+        rollout = await frozen_by(store, claim)
     shown = [rollout.claims]
     for claim in (PLANNER, DEFAULT, DEFAULT, CODER):
         await unfreeze(store, CLOCK, "r", claim)
@@ -45,33 +52,43 @@ async def test_the_rewards_stay_frozen_until_every_claim_is_undone(store):
     assert "claimed_by" not in (await store.get("r")).fields
 
 
-async def test_a_freeze_with_an_outdated_rollout_keeps_the_other_claims(store):
+async def test_a_freeze_keeps_the_other_claims(store):
     """A freeze that is repeated returns the rollout."""
-    rollout = await opened(store)
-    await freeze(store, CLOCK, rollout, PLANNER)
-    both = await freeze(store, CLOCK, rollout, CODER)
-    again = await freeze(store, CLOCK, rollout, CODER)
+    await opened(store)
+    await frozen_by(store, PLANNER)
+    both = await frozen_by(store, CODER)
+    again = await frozen_by(store, CODER)
 
-    assert (PLANNER, CODER) == both.claims == again.claims == (await freeze(store, CLOCK, both, CODER)).claims
+    assert (PLANNER, CODER) == both.claims == again.claims == (await frozen_by(store, PLANNER)).claims
+
+
+async def test_rollouts_are_frozen_together(store):
+    """In the order of their names; one that does not exist is omitted."""
+    for name in "ab":
+        await opened(store, name)
+    await freeze(store, CLOCK, ["b"], PLANNER)
+    found = await freeze(store, CLOCK, ["b", "gone", "a"], CODER)
+
+    assert [("b", (PLANNER, CODER)), ("a", (CODER,))] == [(rollout.rollout_id, rollout.claims) for rollout in found]
 
 
 async def test_a_deleted_rollout_is_not_frozen(store):
-    rollout = await opened(store)
+    await opened(store)
     await store.delete("r")
     await unfreeze(store, CLOCK, "r", PLANNER)
 
-    assert await freeze(store, CLOCK, rollout, PLANNER) is None
+    assert await frozen_by(store, PLANNER) is None
     assert await store.get("r") is None
 
 
 async def test_a_claim_that_is_never_undone_supersedes_those_after_the_first_of_its_policy(store):
     """So their number does not grow when a group is claimed and released again and again."""
-    rollout = await opened(store)
+    await opened(store)
     for number in range(4):
         claim = ClaimId("planner", f"b{number}")
-        rollout = await freeze(store, CLOCK, rollout, claim)
+        rollout = await frozen_by(store, claim)
         if number == 0:
-            rollout = await freeze(store, CLOCK, rollout, CODER)
+            rollout = await frozen_by(store, CODER)
         await supersede(store, CLOCK, "r", rollout.claims, claim)
     await supersede(store, CLOCK, "r", rollout.claims, PLANNER)  # it has no claim
 
@@ -88,10 +105,10 @@ class Turns:
     def of(self, name: str) -> "Turn":
         return Turn(self, name)
 
-    async def update_if(self, name, *args, **named):
+    async def has_turn(self, name):
         self.waiting[name] = asyncio.get_running_loop().create_future()
         await self.waiting[name]
-        return await self._store.update_if(*args, **named)
+        return self._store
 
 
 class Turn:
@@ -101,7 +118,10 @@ class Turn:
         self._turns, self._name = turns, name
 
     async def update_if(self, *args, **named):
-        return await self._turns.update_if(self._name, *args, **named)
+        return await (await self._turns.has_turn(self._name)).update_if(*args, **named)
+
+    async def update_each(self, *args, **named):
+        return await (await self._turns.has_turn(self._name)).update_each(*args, **named)
 
 
 class Claimant:
@@ -113,7 +133,7 @@ class Claimant:
         self.is_permanent = False
 
     async def run(self, store) -> None:
-        frozen = await freeze(store, CLOCK, await read(store._turns._store), self.claim)
+        frozen = await frozen_by(store, self.claim)
         self.reward = frozen.reward
         if self.is_returned:
             self.is_permanent = True
