@@ -49,6 +49,24 @@ async def test_a_store_of_the_last_release_has_no_index_and_gets_one(store, clie
     assert (2, 1) == (await store.queue.counts())[:2]
 
 
+async def test_a_damaged_entry_without_a_note_can_be_claimed(store, client):
+    """It hides no other entry."""
+    await enqueue(store, "b")
+    await store.groups.open("a", {}, now_ms=1)
+    stream = store.layout.groups.bucket("a").queue()
+    client.xadd(stream, {"group": "a"})
+    if not client.xinfo_groups(stream):
+        client.xgroup_create(stream, "holders", "0")
+    ((_, ((entry_id, _),)),) = client.xreadgroup("holders", "-", {stream: ">"})
+    client.xclaim(stream, "holders", "-", 0, [entry_id], idle=86_400_000, justid=True)
+    client.delete(*index_of(store))
+    found = {queued.group: queued for queued in (await store.queue.read(limit=10)).groups}
+    claimed = await store.queue.claim(found["a"], "h", {}, **LONG)
+
+    assert {"a": b"", "b": b"note b"} == {name: queued.note for name, queued in found.items()}
+    assert ("a", b"") == (claimed.queued.group, claimed.queued.note)
+
+
 @pytest.mark.parametrize("unsure_ms", [1, 3_600_000])
 async def test_a_group_of_which_a_claim_found_a_wrong_place_is_noted_where_it_is(store, client, monkeypatch, unsure_ms):
     """It is not listed for a while, in which it may be released; one that has left its queue is forgotten."""
