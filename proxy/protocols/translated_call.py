@@ -124,31 +124,40 @@ def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator |
     return next((translator for translator in _all() if translator.is_spoken(endpoint, headers)), None)
 
 
+def translator_of(step: Step) -> Translator | None:
+    """Return the translator of a step's dialect; None for a dialect that engines support."""
+    return next((translator for translator in _all() if translator.name == step.dialect), None)
+
+
 def renderer_for(step: Step) -> ResponseRenderer | None:
-    """Return the renderer of a step's response, as it was rendered originally; None for a dialect that engines support."""
-    translator = next((translator for translator in _all() if translator.name == step.dialect), None)
+    """Return the renderer of a step's response, as it was rendered originally; None for a dialect that engines support.
+
+    Raises UnprocessableRequest for a damaged request.
+    """
+    translator = translator_of(step)
     return None if translator is None else translator.renderer(step.request, CallIdentity.of(step))
 
 
 def client_response(step: Step) -> dict[str, Any] | None:
     """Return the unstreamed response of a step; None if it is incomplete or not in chat's format."""
-    renderer = renderer_for(step)
-    if step.status != "complete" or step.response is None or renderer is None:
+    if step.status != "complete" or step.response is None:
         return None
     try:
-        return renderer.whole(dict(step.response))
+        renderer = renderer_for(step)
+        return None if renderer is None else renderer.whole(dict(step.response))
     except _ODD_SHAPE:
         return None
 
 
 def client_response_bytes(step: Step) -> bytes | None:
     """Return the client's response: a JSON body, or a stream, possibly in fewer events; None as in `client_response`."""
-    engine, renderer = ENGINES.get(step.engine.kind), renderer_for(step)
-    if step.status != "complete" or step.response is None or engine is None or renderer is None:
+    engine = ENGINES.get(step.engine.kind)
+    if step.status != "complete" or step.response is None or engine is None:
         return None
     if is_on(step.request.get("stream")):
         try:
-            return render_as_stream(engine, renderer, dict(step.response))
+            renderer = renderer_for(step)
+            return None if renderer is None else render_as_stream(engine, renderer, dict(step.response))
         except _ODD_SHAPE:
             return None
     whole = client_response(step)

@@ -20,10 +20,10 @@ from msgspec import Struct
 from proxy.clock import Clock
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import GENERATES, is_on
+from proxy.protocols.dialects.base import GENERATES, CallIdentity, is_on
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.sse import EVENT_STREAM
-from proxy.protocols.translated_call import client_response_bytes, renderer_for
+from proxy.protocols.translated_call import client_response_bytes, translator_of
 from proxy.protocols.whole_response import replay_events
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.stored_fields import value_or
@@ -151,10 +151,12 @@ def stored_answer_from(step: Step) -> StoredAnswer | None:
     if step.status != "complete" or step.response is None or engine is None:
         return None
     is_stream = is_on(step.request.get("stream"))
-    if (renderer := renderer_for(step)) is not None:
+    if (translator := translator_of(step)) is not None:
         body = client_response_bytes(step)
-        content_type = renderer.stream_format.content_type if is_stream else "application/json"
-        return None if body is None else StoredAnswer(step, content_type, body)
+        if body is None:
+            return None
+        renderer = translator.renderer(step.request, CallIdentity.of(step))
+        return StoredAnswer(step, renderer.stream_format.content_type if is_stream else "application/json", body)
     dialect = DIALECTS[step.endpoint]
     if not is_stream:
         return StoredAnswer(step, "application/json", orjson.dumps(dialect.write_body(step.response)))
