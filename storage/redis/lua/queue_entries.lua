@@ -12,7 +12,8 @@ for _, held in ipairs(pending) do
   if not entry then redis.call('XACK', KEYS[1], 'holders', held[1])
   else
     local left_ms = held[2] == '-' and 0 or math.max(0, MAX_LEASE_MS - held[3])
-    for _, part in ipairs({held[1], entry[2], entry[4] or '', left_ms}) do found[#found + 1] = part end
+    local group, note = entry[1] == 'group' and entry[2] or '', entry[3] == 'note' and entry[4] or ''
+    for _, part in ipairs({held[1], group, note, left_ms}) do found[#found + 1] = part end
   end
 end
 return {#pending == tonumber(ARGV[2]) and pending[#pending][1] or '', found}

@@ -32,4 +32,4 @@ if is_gone then return {-1} end
 change(9)
 if from ~= '-' then return {1} end
 local entry = redis.call('XRANGE', KEYS[8], entry_id, entry_id)[1]
-return {1, entry[2][4] or '', redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[5])}
+return {1, entry[2][3] == 'note' and entry[2][4] or '', redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[5])}
