@@ -15,10 +15,11 @@ from random import Random
 
 import aiohttp
 from redis.crc import key_slot
+from tests.system.cluster.nodes import free_port
 from tests.system.deploy.environment import program
 from tests.system.faults.engine import sampled
 from tests.system.faults.system import HERE as FAULTS
-from tests.system.faults.system import ROOT, Part, free_port
+from tests.system.faults.system import ROOT, Part
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode
@@ -102,8 +103,10 @@ class Fleet:
             while True:
                 with suppress(aiohttp.ClientError, OSError):
                     async with http.get(url + "/ready") as response:
-                        if response.status == 200 and (await response.json())["store"] == "ok":
-                            return
+                        shown = await response.json()
+                    assert "store" in shown, f"{url} is not a proxy: {shown}"
+                    if response.status == 200 and shown["store"] == "ok":
+                        return
                 await asyncio.sleep(0.05)
 
     async def restart(self, number: int, source: Path | None = None) -> None:
