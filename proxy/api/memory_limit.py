@@ -5,6 +5,7 @@ A slow client is not stalled: its engine is read no faster than the client reads
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from aiohttp import web
@@ -32,11 +33,17 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
+class _Labelled(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
 class CallInFlight(Protocol):
     """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
 
     `response_bytes`: bytes of the response alone; `parsed_bytes`: the memory that is reserved to parse them. `step` is None
-    until the engine has completed the call. `over_sampled`: its rollout and the incarnation, if its group may not need it.
+    until the engine has completed the call. `is_waiting`: it was interrupted, has left its engine, and is not sent again yet.
+    `over_sampled`: its rollout and the incarnation, if its group may not need it.
     """
 
     request: web.Request
@@ -44,10 +51,16 @@ class CallInFlight(Protocol):
     body_bytes: int
     response_bytes: int
     parsed_bytes: int
+    is_waiting: bool
 
     @property
     def policy(self) -> _Named:
         """The policy of its model."""
+        ...
+
+    @property
+    def endpoint(self) -> _Labelled:
+        """The endpoint to which it was sent, or is sent next."""
         ...
 
     @property
@@ -62,6 +75,13 @@ class CallInFlight(Protocol):
 
     def stop(self, reason: str) -> None:
         """End the call for this reason."""
+        ...
+
+    def interrupt(self, reason: str, *, is_last: bool) -> None:
+        """Have its engine end the call, which is resumed later, or is ended for this reason if it cannot be; again: nothing.
+
+        A call that would lose what was sampled is interrupted only if `is_last`.
+        """
         ...
 
 
@@ -136,6 +156,23 @@ class InFlightBytes:
         for call in sampled:
             call.stop(reason)
         return len(calls) - len(sampled)
+
+    def interrupt_sampled(
+        self, policy: str, reason: str, labels: Collection[str] | None, *, is_last: bool
+    ) -> tuple[int, int]:
+        """Interrupt the calls of a policy that are queued or at these engines (None: at any), to be resumed later.
+
+        Return how many of them are left there, and how many have their whole response.
+        """
+        calls = [
+            call
+            for call in self.calls
+            if call.policy.name == policy and not call.is_waiting and (labels is None or call.endpoint.label in labels)
+        ]
+        sampled = [call for call in calls if call.step is None]
+        for call in sampled:
+            call.interrupt(reason, is_last=is_last)
+        return sum(not call.is_waiting for call in sampled), len(calls) - len(sampled)
 
     def take(self, more: int, *, own: int) -> None:
         """Count `more` bytes of a request that has `own` bytes already. Raises Overloaded if they exceed the limit.

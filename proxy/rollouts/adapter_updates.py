@@ -15,7 +15,7 @@ import orjson
 
 from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
-from proxy.rollouts.policy import Announced, Policy
+from proxy.rollouts.policy import Announced, InFlight, Policy
 from proxy.rollouts.stored_fields import announced_value, of_policy
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
@@ -38,7 +38,7 @@ class AdapterUpdate:
     version: str  # of the policy, which is announced with `run` and `new_epoch`
     mode: str  # of the pause meanwhile
     drain_s: float
-    aborts: bool
+    in_flight: InFlight
     run: str | None = None
     new_epoch: bool = False
 
@@ -108,11 +108,11 @@ class AdapterUpdates:
 
     async def _drain(self, update: AdapterUpdate) -> None:
         """Pause calls and wait until none is in flight. Raises Conflict."""
-        _, is_drained = await self._pause.drained(update.mode, drain_s=update.drain_s, aborts=update.aborts)
+        _, is_drained = await self._pause.drained(update.mode, drain_s=update.drain_s, in_flight=update.in_flight)
         if not is_drained:
             raise Conflict(
                 f"Calls are in flight after {update.drain_s:g} s, or calls were paused or resumed meanwhile; nothing was "
-                "loaded. Use a larger drain_s, or in_flight: abort."
+                "loaded. Use a larger drain_s, or in_flight: resume or abort."
             )
 
     async def _endpoints(self, name: str) -> Sequence[Endpoint]:

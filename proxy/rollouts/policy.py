@@ -1,11 +1,11 @@
 """The policies: which models belong to each, its announced version, and the pause of its calls."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final, Literal, Protocol, TypeAlias
 
 import orjson
 
@@ -22,6 +22,9 @@ from storage.types import Announcement, newer
 POLICY_ANNOUNCEMENT: Final = "policy"
 PAUSE_ANNOUNCEMENT: Final = "pause"
 ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause that aborts calls in flight
+INTERRUPT_ANNOUNCEMENT: Final = (
+    "interrupt"  # an `_Interrupt`; processes of 0.1.0 ignore it: their calls count until they end
+)
 _INTERVAL_S: Final = (
     1.0  # between heartbeats, and the time until every process knows of a pause if a notification is lost
 )
@@ -32,6 +35,8 @@ _ABORT_TIMEOUT_S: Final = 10
 _POLL_INTERVAL_S: Final = 0.05
 _MAX_LOGGED: Final = 100  # models that no policy lists
 _MAX_NAME: Final = 100  # characters of a model's name in the log
+
+InFlight: TypeAlias = Literal["keep", "abort", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +235,31 @@ class Heartbeats(BackgroundWork):
         return any(self._sent.get(name, (0, 0))[1] and not pause.engaged() for name, pause in paused)
 
 
+class InterruptCalls(Protocol):
+    """Interrupts calls of this process that are queued or at these engines (None: at any), to be resumed later.
+
+    `is_last`: also those that cannot be interrupted without losing what was sampled. It returns how many are left there, and
+    how many have their whole response.
+    """
+
+    def __call__(self, labels: Collection[str] | None, *, is_last: bool) -> tuple[int, int]:
+        """Interrupt the calls."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Interrupt:
+    """The announcement of a pause that interrupts calls in flight; `is_last` as for `InterruptCalls`."""
+
+    pause: int  # its number
+    is_last: bool = False
+
+
 class Pause:
     """The pause of a policy's calls, as this process knows it; the others learn of it by `heartbeats`.
 
     `abort_calls` stops the calls of this process that engines are sampling, and returns the number of those that engines have
-    completed; it is called again until the pause ends.
+    completed. It and `interrupt_calls` are called again until the pause ends.
     """
 
     def __init__(
@@ -243,15 +268,19 @@ class Pause:
         self.mode: str | None = None
         self.number = 0
         self.abort_calls: Callable[[], int] = lambda: 0
+        self.interrupt_calls: InterruptCalls = lambda _labels, *, is_last: (0, 0)  # noqa: ARG005
         self._heartbeats = heartbeats
         self._policy = policy
         self._name = of_policy(PAUSE_ANNOUNCEMENT, policy)
         self._abort_name = of_policy(ABORT_ANNOUNCEMENT, policy)
+        self._interrupt_name = of_policy(INTERRUPT_ANNOUNCEMENT, policy)
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._aborted = -1  # the number of a pause
         self._abort_number = 0
-        self.in_flight = 0  # calls of this process that were admitted, and have not ended
+        self._interrupt = _Interrupt(-1)
+        self._interrupt_number = 0
+        self.in_flight = 0  # calls of this process that were admitted, have not ended, and do not wait to be resumed
         self._waiting = 0
         self._changed = asyncio.Event()
         heartbeats.pauses[policy] = self
@@ -272,6 +301,10 @@ class Pause:
             self._aborted = announced_value(abort, int, self._abort_name, self._aborted)
             self._abort_number = abort.number
             self.engaged()
+        if (interrupt := newer(announcements, self._interrupt_name, self._interrupt_number)) is not None:
+            self._interrupt = announced_value(interrupt, _Interrupt, self._interrupt_name, self._interrupt)
+            self._interrupt_number = interrupt.number
+            self.engaged()
 
     async def announce(self, mode: str | None) -> int:
         """Pause (or resume, with None) calls at every process that shares the store; return the announcement's number."""
@@ -279,18 +312,32 @@ class Pause:
         self.apply({self._name: announcement})
         return announcement.number
 
-    async def drained(self, mode: str, *, drain_s: float, aborts: bool = False) -> tuple[int, bool]:
-        """Pause calls, and wait up to `drain_s` until none is in flight; then, with `aborts`, stop those that are left.
+    async def drained(self, mode: str, *, drain_s: float, in_flight: InFlight = "keep") -> tuple[int, bool]:
+        """Pause calls, and wait up to `drain_s` until none is in flight; then, with "abort", stop those that are left.
 
-        Return the number of calls in flight at all processes, and whether all processes have drained in this pause. Calls that
-        engines have completed do not count once calls are aborted: no engine samples them.
+        With "resume", calls are interrupted at once, and wait until they are resumed after the pause. After `drain_s` those
+        are interrupted as well that lose what was sampled. Return the number of calls in flight at all processes, and whether
+        all processes have drained in this pause. Calls that engines have completed do not count once calls are aborted or
+        interrupted: no engine samples them.
         """
         number = await self.announce(mode)
-        in_flight, is_drained = await self._in_flight_after(number, drain_s)
-        if aborts and not is_drained and self.number == number:
-            await self._heartbeats.announcements.announce(self._abort_name, orjson.dumps(number))
-            in_flight, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
-        return in_flight, is_drained
+        if in_flight == "resume":
+            await self._announce_end(in_flight, number, is_last=False)
+        left, is_drained = await self._in_flight_after(number, drain_s)
+        if in_flight != "keep" and not is_drained and self.number == number:
+            await self._announce_end(in_flight, number, is_last=True)
+            left, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
+        return left, is_drained
+
+    async def _announce_end(self, in_flight: InFlight, number: int, *, is_last: bool) -> None:
+        """Announce that a pause aborts or interrupts calls."""
+        name, value = (
+            (self._abort_name, orjson.dumps(number))
+            if in_flight == "abort"
+            else (self._interrupt_name, orjson.dumps(_Interrupt(number, is_last)))
+        )
+        announcement = await self._heartbeats.announcements.announce(name, value)
+        self.apply({name: announcement})
 
     async def _in_flight_after(self, number: int, wait_s: float) -> tuple[int, bool]:
         """Wait until no call is in flight, `wait_s` have passed, or another pause or its end is announced."""
@@ -311,30 +358,43 @@ class Pause:
     def engaged(self) -> int:
         """Return the calls in flight of this process without those that engines have completed in an aborted pause.
 
-        If the current pause aborts calls, they are stopped each time: a call that was admitted before the pause may be sent
-        after the first stop.
+        If the current pause aborts or interrupts calls, this happens each time: a call that was admitted before the pause may
+        be sent after the first time.
         """
-        return self.in_flight - (self.abort_calls() if self._aborted == self.number else 0)
+        if self._aborted == self.number:
+            return self.in_flight - self.abort_calls()
+        if self._interrupt.pause == self.number:
+            _, completed = self.interrupt_calls(None, is_last=self._interrupt.is_last)
+            return self.in_flight - completed
+        return self.in_flight
 
-    async def passed(self) -> None:
-        """Wait until calls are not paused. Values that were read before are outdated then. Raises Paused."""
-        self._refuse_if_rejecting()
-        if self._waiting >= self._max_waiting:
-            raise Paused(
-                f"Calls are paused, and {self._waiting} calls are already waiting (agents.max_paused). Try again later."
-            )
-        self._waiting += 1
+    async def passed(self, timeout_s: float | None = None, *, is_resumed: bool = False) -> None:
+        """Wait until calls are not paused. Values that were read before are outdated then. Raises Paused after `timeout_s`.
+
+        Without `timeout_s` it is `agents.pause_timeout_s`. A call that was interrupted (`is_resumed`) waits in every mode and
+        without a limit on waiting calls, and does not count as in flight meanwhile.
+        """
+        if not is_resumed:
+            self._refuse_if_rejecting()
+            if self._waiting >= self._max_waiting:
+                raise Paused(
+                    f"Calls are paused, and {self._waiting} calls are already waiting (agents.max_paused). Try again later."
+                )
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        self._waiting += not is_resumed
+        self.in_flight -= is_resumed
         try:
-            async with asyncio.timeout(self._timeout_s):
-                while self.mode == "wait":
+            async with asyncio.timeout(timeout_s):
+                while self.mode == "wait" or (is_resumed and self.mode is not None):
                     await self._changed.wait()
         except TimeoutError:
-            raise Paused(
-                f"Calls are still paused after {self._timeout_s:g} s (agents.pause_timeout_s). Try again later."
-            ) from None
+            setting = "resume_timeout_s" if is_resumed else "pause_timeout_s"
+            raise Paused(f"Calls are still paused after {timeout_s:g} s (agents.{setting}). Try again later.") from None
         finally:
-            self._waiting -= 1
-        self._refuse_if_rejecting()
+            self._waiting -= not is_resumed
+            self.in_flight += is_resumed
+        if not is_resumed:
+            self._refuse_if_rejecting()
 
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":

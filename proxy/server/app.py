@@ -138,7 +138,9 @@ def _context_lifespan(
             watch = _kept(stack, DriftWatch(context.drift))
             _kept(stack, Deadlines(context.finisher)).start()
             for policy in context.policies:
-                policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, policy.name, _WEIGHTS_CHANGED)
+                of_policy = (policy.name, _WEIGHTS_CHANGED)
+                policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, *of_policy)
+                policy.pause.interrupt_calls = partial(context.memory_limit.interrupt_sampled, *of_policy)
             context.recorder.followers += [context.continuation.offer, watch.offer]
             context.recorder.late_followers.append(context.drift.settle_late)
             context.metrics.oldest_call_age_seconds.set_function(

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -256,3 +256,38 @@ async def test_calls_that_engines_have_completed_are_not_stopped(memory_limit):
 
     assert 1 == memory_limit.stop_sampled("planner", "reason")
     assert {(first, "reason"), (second, "reason")} == set(stopped)
+
+
+async def test_calls_of_a_policy_and_of_its_held_endpoints_are_interrupted_unless_they_are_completed_or_wait(
+    memory_limit,
+):
+    """Those that do not leave their engines are counted, and those that engines have completed."""
+    interrupted = []
+
+    @dataclass(eq=False)
+    class Call:
+        label: str
+        step: object | None = None
+        policy: Policy = field(default_factory=lambda: policies_of().default)
+        leaves: bool = False
+        is_waiting: bool = False
+        body_bytes: int = 0
+
+        @property
+        def endpoint(self):
+            return SimpleNamespace(label=self.label)
+
+        def interrupt(self, reason: str, *, is_last: bool) -> None:
+            interrupted.append((self, reason, is_last))
+            self.is_waiting = self.leaves
+
+    there, leaves, waits = Call("a"), Call("a", leaves=True), Call("a", is_waiting=True)
+    completed, elsewhere = Call("a", step=object()), Call("b")
+    judge = policies_of({"judge": {"models": ["j"]}}).named("judge")
+    memory_limit.calls |= {there, leaves, waits, completed, elsewhere, Call("a", policy=judge)}
+
+    assert (1, 1) == memory_limit.interrupt_sampled("default", "reason", {"a"}, is_last=False)
+    assert {(there, "reason", False), (leaves, "reason", False)} == set(interrupted)
+    interrupted.clear()
+    assert (2, 1) == memory_limit.interrupt_sampled("default", "reason", None, is_last=True)
+    assert {(there, "reason", True), (elsewhere, "reason", True)} == set(interrupted)

@@ -12,6 +12,7 @@ from tests.support.policies import policies_of
 from proxy.errors import LowerVersion, NotFound, Paused, UnprocessableRequest
 from proxy.rollouts.policy import (
     ABORT_ANNOUNCEMENT,
+    INTERRUPT_ANNOUNCEMENT,
     NOTHING,
     POLICY_ANNOUNCEMENT,
     Announced,
@@ -323,6 +324,60 @@ async def test_waiting_calls_are_rejected_when_the_mode_becomes_reject(pauses):
         await waiting
 
 
+@pytest.mark.parametrize("mode", ["wait", "reject"])
+async def test_a_call_that_was_interrupted_waits_in_every_mode_and_is_not_in_flight_meanwhile(pauses, mode):
+    """The limit on waiting calls, which is 1 here, is one on new calls."""
+    pause, _ = pauses
+    pause.in_flight = 3
+    await pause.announce(mode)
+    waiting = [asyncio.create_task(pause.passed(60, is_resumed=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    counts = [pause.in_flight, (await pause.beat())[0]]
+    waiting.pop().cancel()
+    await asyncio.sleep(0)
+    counts.append(pause.in_flight)  # of the call that was cancelled
+    assert not any(task.done() for task in waiting)
+    await pause.announce(None)
+    await asyncio.gather(*waiting)
+
+    assert ([0, 0, 1], 3) == (counts, pause.in_flight)
+
+
+async def test_a_call_that_was_interrupted_waits_no_longer_than_resume_timeout_s(pauses):
+    pause, _ = pauses
+    await pause.announce("reject")
+
+    with pytest.raises(Paused, match=r"after 0.01 s \(agents.resume_timeout_s\)"):
+        await pause.passed(0.01, is_resumed=True)
+    assert 0 == pause.in_flight
+
+
+@pytest.mark.parametrize("most", [False, True])
+async def test_a_pause_that_resumes_interrupts_at_once_and_the_others_once_drain_s_has_passed(
+    pauses, most, monkeypatch
+):
+    """`most`: all calls can be interrupted at once; then nothing is announced after `drain_s`."""
+    monkeypatch.setattr("proxy.rollouts.policy._AWARE_TIMEOUT_S", 60)
+    first, second = pauses
+    second._heartbeats.start()
+    second.in_flight, lasts = 3, []
+
+    def interrupt(labels, *, is_last):
+        lasts.append((labels, is_last))
+        second.in_flight = 1 if most or is_last else 2  # one is completed; the interrupted ones wait to be resumed
+        return second.in_flight - 1, 1
+
+    second.interrupt_calls = interrupt
+    drained = await first.drained("wait", drain_s=60 if most else 0.2, in_flight="resume")
+    await second.announce(None)
+    lasts_of_pause = list(lasts)
+    await second.beat()
+
+    assert (0, True) == drained
+    assert ([(None, False)] if most else [(None, False), (None, True)]) == list(dict.fromkeys(lasts_of_pause))
+    assert lasts == lasts_of_pause
+
+
 class Shared:
     """The announcements and heartbeats of a store, without its network."""
 
@@ -344,24 +399,32 @@ class Shared:
         return Beat(counts, number, None if number == known else dict(self.announced))
 
 
-@given(st.lists(st.sampled_from(["pause", "resume", "abort", "beat"]), max_size=12))
-def test_a_pause_stops_calls_if_it_is_aborted_and_no_other_pause_does(actions):
-    """Every heartbeat of a process stops calls while the pause that it knows is the aborted one."""
+@given(st.lists(st.sampled_from(["pause", "resume", "abort", "interrupt", "last", "beat"]), max_size=12))
+def test_a_pause_ends_calls_if_it_is_announced_to_and_no_other_pause_does(actions):
+    """Every heartbeat of a process ends calls while the pause that it knows is the one that aborts or interrupts them."""
 
     async def run():
-        shared, stopped, aborted = Shared(), [], {0}
+        shared, ended, kinds = Shared(), [], {}
         here, there = (Pause(Heartbeats(shared, name), max_waiting=1, timeout_s=1) for name in "ab")
-        there.abort_calls = lambda: stopped.append(there.number) or 0
+        there.abort_calls = lambda: ended.append("abort") or 0
+        there.interrupt_calls = lambda _labels, *, is_last: ended.append("last" if is_last else "interrupt") or (0, 0)
         for action in actions:
             if action == "abort" and here.number:
                 await shared.announce(ABORT_ANNOUNCEMENT, orjson.dumps(here.number))
-                aborted.add(here.number)
+                kinds["abort"] = here.number
+            elif action in {"interrupt", "last"} and here.number:
+                value = {"pause": here.number, "is_last": action == "last"}
+                await shared.announce(INTERRUPT_ANNOUNCEMENT, orjson.dumps(value))
+                kinds["interrupt"], is_last = here.number, action == "last"
             elif action == "beat":
-                stopped.clear()
+                ended.clear()
                 await there.beat()
                 assert here.number == there.number
-                assert aborted.issuperset(stopped)
-                assert (here.number in aborted - {0}) == (here.number in stopped)
+                expected = next((kind for kind in ("abort", "interrupt") if kinds.get(kind) == here.number), None)
+                if expected == "interrupt" and is_last:
+                    expected = "last"
+                assert [expected] * bool(expected) == list(dict.fromkeys(ended[-1:]))
+                assert expected or not ended
             elif action in {"pause", "resume"}:
                 await here.announce("wait" if action == "pause" else None)
 

@@ -19,7 +19,7 @@ from proxy.errors import Forbidden, UnprocessableRequest
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import CallOptions
 from proxy.rollouts.adapter_updates import AdapterUpdate
-from proxy.rollouts.policy import Announced, Policy, read_announced
+from proxy.rollouts.policy import Announced, InFlight, Policy, read_announced
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint, ejected_for
 
@@ -123,12 +123,13 @@ async def pause_policy(request: web.Request) -> web.Response:
     """`POST /policies/{policy}/pause`: after the response, no process that shares the store sends a new call of the policy.
 
     `?drain_s=` waits up to that many seconds until no call is in flight; then `in_flight: abort` stops those that are left.
-    `drained` is whether all processes agree.
+    `in_flight: resume` interrupts calls at once, and they are resumed after the pause. `drained` is whether all processes
+    agree.
     """
     _, policy = _policy_from(request)
     drain_s = query_from(request, Drain, takes_others=True).drain_s
     body = await body_from(request, PausePolicy)
-    in_flight, is_drained = await policy.pause.drained(body.mode, drain_s=drain_s, aborts=body.in_flight == "abort")
+    in_flight, is_drained = await policy.pause.drained(body.mode, drain_s=drain_s, in_flight=body.in_flight)
     return json_response({"mode": policy.pause.mode, "in_flight": in_flight, "drained": is_drained})
 
 
@@ -158,7 +159,8 @@ async def load_adapter(request: web.Request) -> web.Response:
     if policy is not context.policies.of(name):
         raise UnprocessableRequest(f"The model {name!r} does not belong to policy {policy.name!r}.", param="name")
     terms = named(body, "path", "mode", "drain_s", "run", "new_epoch")
-    update = AdapterUpdate(name, version=str(body.version), aborts=body.in_flight == "abort", **terms)
+    in_flight: InFlight = "keep" if body.in_flight == "drain" else body.in_flight
+    update = AdapterUpdate(name, version=str(body.version), in_flight=in_flight, **terms)
     endpoints, announced = await context.adapter_updates[policy.name].apply(update)
     shown = _shown(announced) | _warning(announced)
     return json_response({"name": name, "path": body.path, **shown, "endpoints": endpoints})

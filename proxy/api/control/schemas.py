@@ -385,11 +385,12 @@ class Drain(RequestModel):
 class PausePolicy(RequestModel):
     """`POST /policies/{policy}/pause`: new calls wait until the end of the pause, or are rejected.
 
-    Calls that are in flight after `drain_s` continue, or are aborted at their engines and recorded as partial steps.
+    Calls that are in flight after `drain_s` continue, or are aborted at their engines and recorded as partial steps. With
+    `resume` they are interrupted at once, and continue after the pause from what was sampled until then.
     """
 
     mode: Literal["wait", "reject"] = "wait"
-    in_flight: Literal["keep", "abort"] = "keep"
+    in_flight: Literal["keep", "abort", "resume"] = "keep"
 
 
 class LoadAdapter(PutPolicy):
@@ -397,14 +398,14 @@ class LoadAdapter(PutPolicy):
 
     The default name is the only model of the policy.
 
-    Calls that are in flight after `drain_s` prevent the update, or are aborted.
+    Calls that are in flight after `drain_s` prevent the update, or are aborted. With `resume` they are interrupted at once.
     """
 
     name: Name | None = None
     path: Annotated[str, Field(min_length=1, max_length=4096)]
     mode: Literal["wait", "reject"] = "wait"
     drain_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_DRAIN_S)] = 60
-    in_flight: Literal["drain", "abort"] = "drain"
+    in_flight: Literal["drain", "abort", "resume"] = "drain"
 
 
 class PatchRollout(RequestModel):

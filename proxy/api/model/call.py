@@ -116,6 +116,7 @@ class Call:
     step: Step | None = None
     cut: str | None = None  # why TokenTape itself ended the call
     is_aborted: bool = False  # at the engine: what still arrives is recorded, and not written
+    is_waiting: bool = False  # it was interrupted, has left its engine, and is not sent again yet
 
     @property
     def over_sampled(self) -> tuple[str, str] | None:
@@ -128,6 +129,11 @@ class Call:
         if self.task is not None and self.cut is None:
             self.cut = reason
             self.task.cancel()
+
+    def interrupt(self, reason: str, *, is_last: bool) -> None:
+        """End the call for this reason if it is the last time."""
+        if is_last:
+            self.stop(reason)
 
     def note_fault(self, fault: ProxyError) -> None:
         """Note an error in the trace of the call, if it has one."""

@@ -9,6 +9,7 @@ from tests.support.fakes import settings_for
 from tests.support.recorded import load
 from tests.support.stored import stored_steps, wait_for_steps
 
+from proxy.api.model.call import Call
 from proxy.server.listener import running
 
 FIRST = {"epoch": 0, "run": None}
@@ -229,6 +230,27 @@ async def test_a_pause_that_aborts_stops_the_calls_of_all_processes_at_the_engin
 
 async def answer(request, body):
     return web.Response(body=load("chat_ids_lp").response, content_type="application/json")
+
+
+async def test_a_pause_that_resumes_interrupts_the_calls_of_all_processes(store, http, engine, monkeypatch):
+    """At once, and after `drain_s` those that would lose what was sampled; the pause of another policy interrupts none."""
+    engine.hangs()
+    interrupted = []
+    monkeypatch.setattr(Call, "interrupt", lambda call, reason, *, is_last: interrupted.append(is_last))
+    settings = settings_for(engine.url, policies={"judge": {"models": ["judge"]}})
+    async with running(settings, store) as served, running(settings, store) as other:
+        url = f"{served.url}/rollouts/r1/v1/chat/completions"
+        call = asyncio.create_task(http.post(url, json={"messages": [{"role": "user", "content": "hi"}]}).__aenter__())
+        await engine.reached.wait()
+        for path in ("/policies/judge/pause", "/policy/pause?drain_s=0.2"):
+            assert not interrupted
+            monkeypatch.setattr("proxy.rollouts.policy._ABORT_TIMEOUT_S", 0.5)
+            async with http.post(other.url + path, json={"in_flight": "resume"}) as response:
+                paused = await response.json()
+        call.cancel()
+
+    assert {"mode": "wait", "in_flight": 1, "drained": False} == paused
+    assert [False, True] == list(dict.fromkeys(interrupted))
 
 
 async def test_calls_that_end_within_drain_s_are_not_aborted(store, http, engine, release):
