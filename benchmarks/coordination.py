@@ -1,8 +1,8 @@
 """Measures what processes and trainers cost Redis together: heartbeats, and claims. It needs a redis-server.
 
 `python -m benchmarks.coordination` prints a table: the share of a Redis core that heartbeats take (`--processes`, all in this
-process, with their own connections), and the time of Redis for the commands of a claim by the number of leased groups
-(`--leased`). The time of a script includes what the kernel gives to others: measure on an idle machine.
+process, with their own connections and `--policies`), and the time of Redis for the commands of a claim by the number of leased
+groups (`--leased`). The time of a script includes what the kernel gives to others: measure on an idle machine.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from rich.console import Console
 from benchmarks.capacity import redis_server
 from benchmarks.servers import allow_many_sockets
 from proxy.rollouts.policy import Heartbeats, Pause
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage import StoreOptions, open_store
 from storage.redis.store import Store
 
@@ -26,13 +27,15 @@ _CLAIMS = 50
 _LEASE = {"lease_ms": 86_400_000, "now_ms": 1}
 
 
-async def measure_heartbeats(client: redis.Redis, url: str, count: int, show: Callable[..., None]) -> None:
+async def measure_heartbeats(
+    client: redis.Redis, url: str, count: int, policies: list[str], show: Callable[..., None]
+) -> None:
     """Let processes send heartbeats while idle, paused and draining."""
     stores, pauses, heartbeats = [], [], []
     for number in range(count):
         stores.append(await open_store(url, StoreOptions()))
         heartbeats.append(Heartbeats(stores[-1].announcements, f"process-{number}"))
-        pauses.append(Pause(heartbeats[-1], max_waiting=1, timeout_s=60))
+        pauses += [Pause(heartbeats[-1], policy=name, max_waiting=1, timeout_s=60) for name in policies]
         await heartbeats[-1].beat()
         heartbeats[-1].start()
     await _share(client, f"{count} processes, idle", show)
@@ -41,13 +44,13 @@ async def measure_heartbeats(client: redis.Redis, url: str, count: int, show: Ca
     await asyncio.sleep(1.5)
     began = time.monotonic()
     assert await pauses[0].drained("wait", drain_s=0) == (count, False)
-    show("a pause is known to all", f"{time.monotonic() - began:.2f} s")
+    show("a pause of a policy is known to all", f"{time.monotonic() - began:.2f} s")
     await _share(client, f"{count} processes, paused with calls in flight", show)
 
     async def end_calls() -> None:
         for pause in pauses:
             pause.in_flight = 0
-            await asyncio.sleep(0.9 * _SECONDS / count)
+            await asyncio.sleep(0.9 * _SECONDS / len(pauses))
 
     ending = asyncio.create_task(end_calls())
     await _share(client, f"{count} processes, draining", show)
@@ -123,7 +126,7 @@ def _evals(client: redis.Redis) -> tuple[int, int]:
     return sum(stat["calls"] for stat in stats), sum(stat["usec"] for stat in stats)
 
 
-async def measure(processes: int, leased: list[int]) -> None:
+async def measure(processes: int, policies: int, leased: list[int]) -> None:
     """Print all figures."""
     console = Console(width=140)
 
@@ -132,7 +135,8 @@ async def measure(processes: int, leased: list[int]) -> None:
 
     with tempfile.TemporaryDirectory() as folder, redis_server(folder) as client:
         url = f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}"
-        await measure_heartbeats(client, url, processes, show)
+        names = [DEFAULT_POLICY, *(f"policy-{number}" for number in range(1, policies))]
+        await measure_heartbeats(client, url, processes, names, show)
         store = await open_store(url, StoreOptions())
         for count in leased:
             await measure_claims(client, store, count, show)
@@ -142,7 +146,8 @@ async def measure(processes: int, leased: list[int]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coordination", description=__doc__)
     parser.add_argument("--processes", type=int, default=1000)
+    parser.add_argument("--policies", type=int, default=1)
     parser.add_argument("--leased", type=int, nargs="*", default=[10, 3_000, 50_000])
     options = parser.parse_args()
     allow_many_sockets()
-    asyncio.run(measure(options.processes, options.leased))
+    asyncio.run(measure(options.processes, options.policies, options.leased))

@@ -163,11 +163,12 @@ class QueueCounts(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """Groups of a queue that seem to have no holder, the counts of all groups, and the announcements."""
+    """Groups of a queue that seem to have no holder, the counts of all groups, the announcements, and overdue holders."""
 
     groups: list[QueuedGroup]
     counts: QueueCounts
     announcements: Mapping[str, Announcement]
+    overdue: list[str]
 
 
 class ClaimedGroup(NamedTuple):

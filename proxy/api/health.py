@@ -24,6 +24,7 @@ _VERSION: Final = version("tokentape")
 STORE_GAUGES: Final = {
     "memory_bytes": "Memory used by the servers of the store.",
     "memory_limit_bytes": "Memory limit of the servers of the store (maxmemory); 0 if one of them has no limit.",
+    "memory_share": "Share of its memory limit that the fullest server of the store uses; 0 if none has a limit.",
     "aof_ok": "1 if every server of the store keeps an append-only file and its last write succeeded, else 0.",
 }
 

@@ -386,7 +386,8 @@ class ArchiveSettings(Section):
     older_than_s: float = described("Time without a change after which such a rollout is archived.", 3600, ge=0)
     delete: bool = described("Whether archived rollouts are deleted from the store.", default=False)
     memory_share: float | None = described(
-        "Share of the store's memory (maxmemory) above which the oldest rollouts leave before `older_than_s`, with `delete`. "
+        "Share of the memory of the store's fullest server (maxmemory) above which the oldest rollouts leave before "
+        "`older_than_s`, with `delete`. "
         "Default: only their age decides.",
         gt=0,
         lt=1,

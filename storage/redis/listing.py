@@ -3,8 +3,8 @@
 Each bucket has a listing and an index. A page asks each bucket for its expected share, and again where that was not enough.
 
 Processes of 0.1.0 write no index, so an index is used only while it is known to be complete: each member of the listing has an
-entry, and no repair is due. `repair` looks for buckets in which these numbers differ, and then corrects the entries of all
-rollouts, and again ten minutes later, until nothing was wrong: a process of 0.1.0 may have run meanwhile.
+entry, and no repair is due. One is due if these numbers differ in a bucket, and while a process of 0.1.0 sends heartbeats: it
+may finish rollouts. `repair` corrects the entries of all rollouts, and again ten minutes later, until nothing was wrong.
 """
 
 import re
@@ -142,10 +142,18 @@ class Listing:
         return bool(checked(exists))
 
     async def look_for_repairs(self) -> None:
-        """Have the index repaired if it lacks entries. One process does this from time to time."""
-        key = self._layout.buckets[0].repair
-        if await self._lacks_entries(self._layout.buckets):
-            (reply,) = await self._servers.execute(key, [("HSETNX", key, "due_ms", 0)])
+        """Have the index repaired if it lacks entries or a process of 0.1.0 runs. One process does this from time to time."""
+        key, heartbeats = self._layout.buckets[0].repair, self._layout.buckets[0].heartbeats
+        (names,) = await self._servers.execute(heartbeats, [("HKEYS", heartbeats)])
+        if any(
+            not name.startswith(b"~") for name in checked(names)
+        ):  # what it writes from now on is found by one more repair
+            commands = [("HSETNX", key, "due_ms", 0), ("HINCRBY", key, "wrong", 1)]
+        elif await self._lacks_entries(self._layout.buckets):
+            commands = [("HSETNX", key, "due_ms", 0)]
+        else:
+            return
+        for reply in await self._servers.execute(key, commands):
             checked(reply)
 
     async def _lacks_entries(self, buckets: Sequence[Bucket]) -> bool:

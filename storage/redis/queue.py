@@ -104,39 +104,41 @@ class Queue:
         )
         return decode_entity(group, state)
 
-    async def read(self, queue: str = DEFAULT_QUEUE, *, skip: int = 0, limit: int = 0) -> QueueState:
+    async def read(
+        self, queue: str = DEFAULT_QUEUE, *, skip: int = 0, limit: int = 0, consumer: str | None = None
+    ) -> QueueState:
         """Return the counts, the announcements, and groups without a holder, oldest first (to the millisecond).
 
-        These are those after the first `skip` ones. A group may have a holder nevertheless.
+        These are those after the first `skip` ones. A group may have a holder nevertheless. With a `consumer`, also its holders
+        that are overdue (`extend`); they may have extended or ended their leases elsewhere.
         """
-        index = self._layout.buckets[0].queue_index(queue)
-        reply = await self._run(scripts.QUEUE_READ, [self._announcements, *index], (skip, limit, self._interval_ms))
-        announcements, entries, available, claimed, oldest_age_ms, is_due = reply
+        bucket = self._layout.buckets[0]
+        watched = [] if consumer is None else [bucket.watched(queue, consumer)]
+        keys = [self._announcements, *bucket.queue_index(queue), *watched]
+        reply = await self._run(scripts.QUEUE_READ, keys, (skip, limit, self._interval_ms))
+        announcements, entries, available, claimed, oldest_age_ms, is_due, overdue = reply
         if is_due:
             comparing = asyncio.get_running_loop().create_task(self._compare(queue))
             self._comparing.add(comparing)
             comparing.add_done_callback(self._comparing.discard)
             if is_due > 1:  # for the first time: the index may have nothing yet
                 await asyncio.shield(comparing)
-                return await self.read(queue, skip=skip, limit=limit)
+                return await self.read(queue, skip=skip, limit=limit, consumer=consumer)
         found = [_queued(entry, note, queue) for entry, note in pairs(entries)]
         return QueueState(
             sorted(filter(None, found), key=lambda queued: _age(queued.entry_id)),
             QueueCounts(available, claimed, oldest_age_ms),
             decode_announcements(announcements),
+            [holder.decode() for holder in overdue],
         )
 
     async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
         """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
         return (await self.read(queue)).counts
 
-    async def overdue(self, consumer: str, queue: str = DEFAULT_QUEUE, *, forget: str = "") -> list[str]:
-        """Return holders of a consumer that have not extended their leases in the time for which `extend` watches them.
-
-        They may have extended or ended them elsewhere. `forget`: a holder that is watched no more.
-        """
-        script, keys, arguments = self._watching(queue, consumer, forget, b"")
-        return [holder.decode() for holder in await self._run(script, keys, arguments)]
+    async def forget(self, consumer: str, holder: str, queue: str = DEFAULT_QUEUE) -> None:
+        """Watch a holder no more."""
+        await self._run(*self._watching(queue, consumer, holder, b""))
 
     @asynccontextmanager
     async def arrivals(self, queue: str) -> AsyncIterator[asyncio.Event]:
@@ -176,8 +178,8 @@ class Queue:
     ) -> list[bool]:
         """Set the leases to end this long from now, with fields for each group.
 
-        Returns False for a group if another holder, or none, has it. `watch`: a consumer, for which the holder is `overdue`
-        unless it extends its leases again in this many ms.
+        Returns False for a group if another holder, or none, has it. `watch`: a consumer, for which `read` returns the holder
+        as overdue unless it extends its leases again in this many ms.
         """
         return [state > 0 for state, *_ in await self._lease(groups, holder, holder, lease_ms, now_ms, watch)]
 

@@ -163,13 +163,15 @@ def summarize(
 ) -> dict[str, str]:
     """Return the facts about all servers of a store that operators see."""
     infos = servers.values()
+    used = [int(info.fields.get("used_memory", 0)) for info in infos]
     limits = [int(info.fields.get("maxmemory", 0)) for info in infos]
     unreachable = {"unreachable": ", ".join(server.address for server in failures)} if failures else {}
     return unreachable | {
         "servers": ", ".join(info.address for info in infos),
         "version": ", ".join(sorted({f"{info.name} {info.version}" for info in infos})),
-        "memory_bytes": str(sum(int(info.fields.get("used_memory", 0)) for info in infos)),
+        "memory_bytes": str(sum(used)),
         "memory_limit_bytes": str(sum(limits) if all(limits) else 0),
+        "memory_share": str(max((each / limit for each, limit in zip(used, limits, strict=True) if limit), default=0)),
         "aof_ok": str(int(all(info.is_aof_ok for info in infos))),
         "clock_s": str(max((int(info.fields.get("server_time_usec", 0)) for info in infos), default=0) / 1e6),
     }

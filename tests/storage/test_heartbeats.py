@@ -97,6 +97,21 @@ async def test_the_cost_of_a_heartbeat_does_not_grow_with_the_number_of_processe
     assert costs[1] <= costs[0] + 1  # the expiry of a key is set if it is another
 
 
+async def test_a_heartbeat_without_a_change_is_as_many_commands_with_many_policies(redis_server, opened):
+    """What 0.1.0 reads of them is written in one command, and only if it has changed or would expire."""
+    store = await opened(redis_server.url, prefix=token_hex(8))
+    costs = []
+    with redis_server.client as client:
+        for count in (1, 32):
+            states = {f"policy-{number}": (1, number) for number in range(count)}
+            for _ in range(2):
+                before = commands(client)
+                await beat(store, "a", **states)
+                costs.append(commands(client) - before)
+
+    assert costs[3] <= costs[1] + 2, costs
+
+
 def commands(client):
     """Return how many commands the server has run, with those of scripts, without INFO."""
     stats = client.info("commandstats")

@@ -3,7 +3,7 @@
 A batch can be acknowledged or released through any process that shares the store. Repeated requests get the same response.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import compress
 from typing import Any, Final
@@ -50,16 +50,15 @@ def watch_of(consumer: str, instance: str | None, heartbeat_ms: int | None) -> t
     return None if instance is None or heartbeat_ms is None else (consumer, INTERVALS_MISSED * heartbeat_ms)
 
 
-async def take_over(context: Context, consumer: str, instance: str, policy: str) -> None:
-    """Release the groups of other instances of a consumer that missed a heartbeat, and end their batches.
+async def take_over(context: Context, consumer: str, instance: str, policy: str, names: Sequence[str]) -> None:
+    """Release the groups of those batches that other instances of a consumer hold which missed a heartbeat, and end them.
 
     A heartbeat is missed if the next one is due as well.
     """
-    names = await context.store.queue.overdue(consumer, policy)
     for name, stored in zip(names, await context.store.batches.get_each(names), strict=True):
         batch = None if stored is None else read_batch(stored)
         if batch is None or batch.ended is not None:
-            await context.store.queue.overdue(consumer, policy, forget=name)
+            await context.store.queue.forget(consumer, name, policy)
         elif batch.instance != instance and batch.heartbeat_ms:
             await _end_silent(context, batch, instance, INTERVALS_MISSED * batch.heartbeat_ms)
 

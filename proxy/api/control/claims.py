@@ -181,13 +181,10 @@ async def _fill_in_time(request: web.Request, context: Context, claim: Claim, de
     for groups do not do so again at the same time. It is not shorter than a look, which takes long if thousands of groups are
     refused.
     """
-    consumer, instance = claim.body.consumer, claim.body.instance
     async with AsyncExitStack() as stack:
         arrived: asyncio.Event | None = None
         while True:
             began = context.clock.monotonic()
-            if instance is not None:
-                await take_over(context, consumer, instance, claim.policy.name)
             await fill(context, claim)
             remaining_s = deadline - (ended := context.clock.monotonic())
             if claim.held or _is_disconnected(request):
@@ -295,7 +292,12 @@ def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None) ->
 
 
 async def fill(context: Context, claim: Claim) -> None:
-    """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
+    """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty.
+
+    A claim with an instance first takes over the batches of those that missed a heartbeat.
+    """
+    consumer, instance = claim.body.consumer, claim.body.instance
+    watched = None if instance is None else consumer
     now, skip, claim.unreachable = context.clock.monotonic(), 0, None
     refused = set(claim.refused)  # groups that are not considered again, unless
     if now - claim.examined_at >= _EXAMINE_INTERVAL_S:  # rewards may have been set since then
@@ -304,7 +306,11 @@ async def fill(context: Context, claim: Claim) -> None:
     found: list[QueuedGroup] = []
     is_last = False
     while claim.missing and not is_last:
-        state = await context.store.queue.read(claim.policy.name, skip=skip, limit=_PAGE)
+        state = await context.store.queue.read(claim.policy.name, skip=skip, limit=_PAGE, consumer=watched)
+        watched = None
+        if state.overdue and instance is not None:
+            await take_over(context, consumer, instance, claim.policy.name, state.overdue)
+            continue
         claim.announced = read_announced(state.announcements, claim.policy.name)
         claim.note(state.counts)
         gone = len(claim.held) + len(claim.dropped)

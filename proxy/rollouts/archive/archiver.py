@@ -57,7 +57,7 @@ class ArchiveOptions:
     older_than_s: float = 3600  # since they were touched
     delete: bool = False
     rollouts_per_file: int = 1000
-    memory_share: float | None = None  # of the store's memory, above which the oldest ones do not wait for their age
+    memory_share: float | None = None  # of a server's memory, above which the oldest ones do not wait for their age
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,12 @@ class Archiver:
         return self._options.memory_share is not None
 
     async def is_full(self) -> bool:
-        """Return whether the store uses more than `memory_share` of its memory limit. Raises StorageError."""
-        facts = await self.store.info()
-        limit = (self._options.memory_share or 1) * int(facts["memory_limit_bytes"])
-        if not limit and not self._has_warned:
+        """Return whether a server of the store uses more than `memory_share` of its memory limit. Raises StorageError."""
+        share = float((await self.store.info())["memory_share"])
+        if not share and not self._has_warned:
             self._has_warned = True
-            LOG.warning("archive.memory_share has no effect: a server of the store has no memory limit (maxmemory)")
-        return 0 < limit < int(facts["memory_bytes"])
+            LOG.warning("archive.memory_share has no effect: no server of the store has a memory limit (maxmemory)")
+        return share > (self._options.memory_share or 1)
 
     async def relieve(self) -> Archived:
         """While the store is full, archive the oldest rollouts whatever their age, and delete them. Raises what `sweep` raises.

@@ -10,19 +10,26 @@
 local time = redis.call('TIME')
 local now, lifetime_ms = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
 local is_damaged = false
-local function count(text, sign)
+local function add(changes, text, sign)
   for policy, number, calls in string.gmatch(text, '(%S+) (%d+) (%-?%d+) ') do
     for field, by in pairs({['calls ' .. policy] = sign * calls, [number .. ' ' .. policy] = sign}) do
-      local sum = by ~= 0 and redis.pcall('HINCRBY', KEYS[5], field, by)
-      if sum == 0 then redis.call('HDEL', KEYS[5], field) elseif sum and (type(sum) == 'table' or sum < 0) then is_damaged = true end
+      changes[field] = (changes[field] or 0) + by
     end
+  end
+end
+local function count(changes)
+  for field, by in pairs(changes) do
+    local sum = by ~= 0 and redis.pcall('HINCRBY', KEYS[5], field, by)
+    if sum == 0 then redis.call('HDEL', KEYS[5], field) elseif sum and (type(sum) == 'table' or sum < 0) then is_damaged = true end
   end
 end
 local function note(process, after)
   local before = redis.call('HGET', KEYS[3], process) or ''
   if before == after then return end
-  count(before, -1)
-  count(after, 1)
+  local changes = {}
+  add(changes, before, -1)
+  add(changes, after, 1)
+  count(changes)
   if after == '' then redis.call('HDEL', KEYS[3], process) else redis.call('HSET', KEYS[3], process, after) end
 end
 for _, dead in ipairs(redis.call('ZRANGE', KEYS[4], '-inf', '(' .. now, 'BYSCORE', 'LIMIT', 0, 100)) do
@@ -33,9 +40,7 @@ if lifetime_ms == 0 then
   note(ARGV[1], '')
   redis.call('ZREM', KEYS[4], ARGV[1])
 else
-  local own = {}
-  for i = 4, #ARGV, 3 do own[#own + 1] = ARGV[i] .. ' ' .. ARGV[i + 1] .. ' ' .. ARGV[i + 2] .. ' ' end
-  note(ARGV[1], table.concat(own))
+  note(ARGV[1], #ARGV > 3 and table.concat(ARGV, ' ', 4) .. ' ' or '')
   redis.call('ZADD', KEYS[4], now + lifetime_ms, ARGV[1])
   for i = 3, 5 do redis.call('PEXPIRE', KEYS[i], lifetime_ms) end
 end
@@ -62,30 +67,38 @@ local function read()
 end
 if is_damaged or not read() then  -- count again
   redis.call('DEL', KEYS[5])
-  for i, text in ipairs(redis.call('HVALS', KEYS[3])) do count(text, 1) end
+  local all = {}
+  for i, text in ipairs(redis.call('HVALS', KEYS[3])) do add(all, text, 1) end
+  count(all)
   redis.call('PEXPIRE', KEYS[5], math.max(1, lifetime_ms))
   read()
 end
 local older = redis.call('HGETALL', KEYS[2])
 local last = tonumber(redis.call('ZRANGE', KEYS[4], 0, 0, 'REV', 'WITHSCORES')[2] or 0)
+local sums, written = {}, {}
 for policy, number in pairs(oldest) do
-  local value = string.format('%015.0f[%d,%d]', last, number, calls[policy] or 0)
-  redis.call('HSET', KEYS[2], policy == 'default' and '~' or '~:' .. policy, value)
-  if redis.call('PEXPIRETIME', KEYS[2]) < last then redis.call('PEXPIREAT', KEYS[2], last) end
+  sums[policy == 'default' and '~' or '~:' .. policy] = string.format('[%d,%d]', number, calls[policy] or 0)
 end
 for i = 1, #older, 2 do
-  local process, policy = string.match(older[i], '^([^:]*):?(.*)$')
-  if policy == '' then policy = 'default' end
-  if process == '~' then
-    if not oldest[policy] then redis.call('HDEL', KEYS[2], older[i]) end
-  elseif (tonumber(string.sub(older[i + 1], 1, 15)) or 0) < now then redis.call('HDEL', KEYS[2], older[i])
+  local name, ends, value = older[i], tonumber(string.sub(older[i + 1], 1, 15)) or 0, string.sub(older[i + 1], 16)
+  if sums[name] then
+    if sums[name] == value and ends > last - lifetime_ms / 10 then sums[name] = nil end  -- written lately
+  elseif string.sub(name, 1, 1) == '~' or ends < now then redis.call('HDEL', KEYS[2], name)
   else
-    local number, in_flight = string.match(older[i + 1], '^%[(%d+),(%-?%d+)%]$', 16)
+    local policy, number, in_flight = string.match(name, ':(.+)$') or 'default', string.match(value, '^%[(%d+),(%-?%d+)%]$')
     if number then
       seen(policy, tonumber(number), 1)
       calls[policy] = (calls[policy] or 0) + in_flight
     end
   end
+end
+for name, value in pairs(sums) do
+  written[#written + 1] = name
+  written[#written + 1] = string.format('%015.0f', last) .. value
+end
+if #written > 0 then
+  redis.call('HSET', KEYS[2], unpack(written))
+  if redis.call('PEXPIRETIME', KEYS[2]) < last then redis.call('PEXPIREAT', KEYS[2], last) end
 end
 
 local reply, announced, sum = {}, redis.call('HGETALL', KEYS[1]), 0

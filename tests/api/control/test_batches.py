@@ -294,13 +294,13 @@ async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_g
     await proxy.group("g", 1)
     batch = await proxy.claim(instance="a", heartbeat_s=0.01)
     queue = store.queue
-    overdue = queue.overdue
+    read, release = queue.read, queue.release
 
-    async def outdated(*_, **__):
-        return [batch["batch_id"]]
+    async def outdated(*arguments, consumer, **options):
+        state = await read(*arguments, **options)
+        return state if consumer is None else state._replace(overdue=[batch["batch_id"]])
 
-    queue.overdue = outdated
-    release = queue.release
+    queue.read = outdated
 
     async def after_an_extension(*arguments, **options):
         extended.append((await settle(proxy, batch, "extend")).status)
@@ -308,7 +308,7 @@ async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_g
 
     extended, queue.release = [], after_an_extension
     late = await proxy.claim(instance="b")
-    queue.release, queue.overdue = release, overdue
+    queue.release, queue.read = release, read
 
     assert ([], 200) == (late["groups"], extended[0])
     assert 200 == (await settle(proxy, batch, "ack")).status

@@ -236,7 +236,7 @@ def with_memory(store, limit: int, of_each: int = 100):
     """Let a store report this limit, and this memory for each rollout."""
 
     async def info():
-        return {"memory_bytes": str(of_each * len(await names_of(store))), "memory_limit_bytes": str(limit)}
+        return {"memory_share": str(of_each * len(await names_of(store)) / limit if limit else 0)}
 
     store.info = info
 

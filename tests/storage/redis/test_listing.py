@@ -214,6 +214,25 @@ async def test_an_index_that_lacks_entries_is_not_used_until_it_is_repaired(stor
     assert not await store.listing.repair(10**9)
 
 
+async def test_what_the_last_release_finishes_is_listed_after_it_has_ended(store, server, opened, client):
+    """The index lacks no entry, so it is repaired while such a process sends heartbeats, and once more ten minutes later."""
+    old, key = await opened(f"unix:{server.socket}", prefix=store.layout.prefix, indexed={}), store.layout.buckets[0]
+    for number in range(3):
+        await store.open(f"r{number}", {}, now_ms=number)
+    client.hset(key.heartbeats, mapping={"old": b"%015d[0,0]" % 10**14, "~": b"%015d[0,0]" % 10**14})
+    await store.listing.look_for_repairs()
+    await repaired(store, 1000)
+    await finish(old, "r1")
+    client.hdel(key.heartbeats, "old")
+    await store.listing.look_for_repairs()
+    during = await names_of(store, "status", DONE)
+    for times in (1, 2):
+        await repaired(store, 1000 + times * 600_000)
+
+    assert during is None
+    assert ["r1"] == await names_of(store, "status", DONE)
+
+
 async def test_a_store_of_this_version_needs_no_repair(store):
     """Also one that is empty."""
     await store.listing.look_for_repairs()

@@ -133,18 +133,23 @@ async def test_an_expired_lease_can_be_extended_if_no_other_holder_has_claimed(s
 async def test_a_holder_that_does_not_extend_in_time_is_overdue(store, until):
     """For its consumer; one that has extended, or is forgotten, is not."""
     queued = await enqueued(store, "a", "b")
+
+    async def overdue(consumer):
+        return (await store.queue.read(consumer=consumer)).overdue
+
     for name, holder in (("a", "h"), ("b", "other")):
         await store.queue.claim(queued[name], holder, {}, **LONG)
         assert [True] == await store.queue.extend({queued[name]: {}}, holder, **LONG, watch=("trainer", 1))
 
     async def are_overdue():
-        return {"h", "other"} == {*await store.queue.overdue("trainer")}
+        return {"h", "other"} == {*await overdue("trainer")}
 
     await until(are_overdue)
     await store.queue.extend({queued["a"]: {}}, "h", **LONG, watch=("trainer", 60_000))
 
-    assert ["other"] == await store.queue.overdue("trainer")
-    assert [] == await store.queue.overdue("trainer", forget="other") == await store.queue.overdue("evaluator")
+    assert ["other"] == await overdue("trainer")
+    await store.queue.forget("trainer", "other")
+    assert [] == await overdue("trainer") == await overdue("evaluator") == await overdue(None)
 
 
 async def test_a_group_is_released_in_place_of_a_holder_that_is_silent_only(store, until):

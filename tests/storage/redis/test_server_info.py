@@ -71,6 +71,16 @@ def test_the_memory_limit_is_0_if_one_server_has_none():
     assert ("1", "0") == tuple(facts(limited, server)["aof_ok"] for server in (unlimited, info(aof_enabled="0")))
 
 
+def test_the_memory_share_is_that_of_the_fullest_server():
+    """A sum would not show a server with more data than the others; one without a limit has no share."""
+    servers = [info(maxmemory="100", used_memory=used) for used in ("10", "90", "20")]
+
+    assert ["0.9", "0.9", "0"] == [
+        summarize(dict(enumerate(found)), {})["memory_share"]
+        for found in (servers, [*servers, info(used_memory="500")], [info(used_memory="500")])
+    ]
+
+
 def test_servers_with_different_policies_are_a_warning():
     """Each may be right, but not both: one evicts rollouts that the others keep."""
     servers = [info(maxmemory_policy="noeviction"), info(maxmemory_policy="allkeys-lru")]
