@@ -122,6 +122,7 @@ class Request:
     concurrency: int | None
     journal: Path | None
     as_json: bool
+    policy_version: str | None = None  # of the engine's weights, if it reports none
 
 
 async def audit(request: Request, out: Console, notes: Console) -> bool:
@@ -142,7 +143,8 @@ async def audit(request: Request, out: Console, notes: Console) -> bool:
         rows = await stack.enter_async_context(aclosing(source))
         advance = stack.enter_context(audit_bar(notes, await asyncio.to_thread(_count, request)))
         mode = request.logprobs_mode or cast("LogprobsMode", ENGINES[scorer.kind].logprobs_mode)
-        options = AuditOptions(request.tolerance, mode, request.concurrency or (1 if scorer.has_adapters else 4))
+        concurrency = request.concurrency or (1 if scorer.has_adapters else 4)
+        options = AuditOptions(request.tolerance, mode, concurrency, request.policy_version)
         results = await audit_rows(rows, scorer, options, journal, lambda result: advance(result.is_aligned))
     _print(results, out, notes, as_json=request.as_json)
     return is_well(results)

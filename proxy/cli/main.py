@@ -300,6 +300,10 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     tolerance: Annotated[
         float, typer.Option(min=0, help="Maximum absolute logprob difference of an aligned token.")
     ] = 0.01,
+    policy_version: Annotated[
+        str | None,
+        typer.Option(help="Version of the engine's weights if it reports none, for calls that were resumed."),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(min=1, help="Number of concurrent scoring requests. Default: 4, and 1 with LoRA adapters."),
@@ -323,6 +327,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
         model=model,
         tolerance=tolerance,
         logprobs_mode=logprobs_mode,
+        policy_version=policy_version,
         concurrency=concurrency,
         journal=resume,
         as_json=as_json,

@@ -5,6 +5,8 @@
 `logprobs_over` of a span, if top-k, top-p or min-p changed its logprobs: `mask`, they are over the tokens of `sampling_mask`
 (a list for each token of the row, empty where nothing is trained); `truncated`, they are over tokens that the engine did not
 report: drop or correct such spans.
+`resumed` of a span: how many times its call was interrupted and resumed; `mixed`: it was, or may have been, sampled over the
+cache of an earlier version, because the weights changed under the call. Both are absent in other spans.
 `routed_experts` of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and experts
 (SGLang: of tokens, and layers times experts); absent if a step lacks some.
 `policy` is absent for `default`, `thread` unless threads are requested, `epoch` in spans of the first epoch, and `images`
@@ -56,6 +58,8 @@ class SequencesFormat(SequenceView):
                 "constrained": FLAG,
                 "epoch": COUNT,
                 "logprobs_over": TEXT,
+                "resumed": COUNT,
+                "mixed": FLAG,
             }
         ],
         "finish_reason": TEXT,

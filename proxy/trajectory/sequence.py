@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from math import isfinite
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
@@ -133,14 +133,15 @@ class SequenceSpan(Struct, frozen=True):
     constrained: bool | None = None  # `Step.constrained`
     epoch: int = 0  # of the policy, when the call was sent
     logprobs_over: Literal["mask", "truncated"] | None = None  # `Step.logprobs_over`
+    resumed: int = 0  # `Step.resumed`
+    mixed: bool = False  # after `mixed_from`
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the span as JSON has it: the first epoch and logprobs over all tokens are not written."""
+        """Return the span as JSON has it: what few spans have is not written for the others."""
         shown = asdict(self)
-        if not self.epoch:
-            del shown["epoch"]
-        if self.logprobs_over is None:
-            del shown["logprobs_over"]
+        for name in ("epoch", "logprobs_over", "resumed", "mixed"):
+            if not shown[name]:
+                del shown[name]
         return shown
 
 
@@ -446,7 +447,7 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """Return the spans of a node: one for each policy version."""
     step = node.step
     temperature, constrained = temperature_of(step), step.constrained
-    logprobs_over = step.logprobs_over(node.choice)
+    logprobs_over, mixed = step.logprobs_over(node.choice), mixed_from(step, node.choice)
     return [
         SequenceSpan(
             start=node.start + span.start,
@@ -459,9 +460,33 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
             constrained=constrained,
             epoch=span.epoch,
             logprobs_over=logprobs_over,
+            resumed=step.resumed,
+            mixed=mixed is not None and span.start >= mixed,
         )
-        for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
+        for span in version_spans(step, node.choice)
     ]
+
+
+def version_spans(step: Step, choice: Choice) -> tuple[Span, ...]:
+    """Return the spans of a choice by policy version: of all of its tokens if it has none."""
+    return choice.spans or (Span(0, len(choice.ids), step.policy_version),)
+
+
+def mixed_from(step: Step, choice: Choice) -> int | None:
+    """Return the first token of a choice that was sampled over the cache of other weights, or may have been; None for none.
+
+    An engine that changes its weights under a running call keeps the cache of what was sampled before. After a resume it
+    computes all of it again. If the engine reports no version, it is unknown which tokens are of which weights.
+    """
+    changes = [
+        after.start
+        for before, after in pairwise(choice.spans)
+        if (before.policy_version, before.epoch) != (after.policy_version, after.epoch)
+    ]
+    if len(changes) > step.resumed:
+        return changes[0]
+    is_unknown = not changes and not step.resumed and step.policy_version_end not in (None, step.policy_version)
+    return 0 if is_unknown else None
 
 
 def temperature_of(step: Step) -> float | None:

@@ -15,6 +15,7 @@ Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
 EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position for which experts were requested
+RESUMED: Final = "resumed"  # in `extra`: how many times the call was resumed
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
@@ -160,6 +161,12 @@ class Step:
         """
         constrained = self.sampling.get("constrained")
         return constrained if isinstance(constrained, bool) else None
+
+    @property
+    def resumed(self) -> int:
+        """How many times the call was interrupted and resumed from what was sampled until then."""
+        count = self.extra.get(RESUMED, 0)
+        return count if type(count) is int and count > 0 else 0
 
     def logprobs_over(self, choice: Choice) -> Literal["mask", "truncated"] | None:
         """Return what the logprobs of truncated sampling (top-k, top-p, min-p) are over, if it changes them; None: all tokens.

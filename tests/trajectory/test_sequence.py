@@ -424,6 +424,33 @@ def test_a_row_with_an_interrupted_last_turn_is_truncated():
     assert not before.truncated
 
 
+@pytest.mark.parametrize(
+    ("starts", "facts", "mixed"),
+    [
+        ({0: "7"}, {}, []),
+        ({0: "7", 2: "8"}, {}, [2]),  # `continue`: the engine kept its cache
+        ({0: "7", 2: "8", 3: "9"}, {}, [2, 3]),
+        ({0: "7", 2: "8"}, {"extra": {"resumed": 1}}, []),
+        ({0: "7", 2: "7"}, {"extra": {"resumed": 1}}, []),  # moved to another endpoint
+        ({0: "7", 2: "8", 3: "9"}, {"extra": {"resumed": 1}}, [2, 3]),  # one of two changes was under the running call
+        ({0: "7"}, {"policy_version": "7", "policy_version_end": "8"}, [0]),  # the engine does not report where
+        ({0: "7"}, {"policy_version": "7", "policy_version_end": "8", "extra": {"resumed": 1}}, []),
+        ({0: "7", 2: "8"}, {"extra": {"resumed": "1"}}, [2]),
+    ],
+)
+def test_spans_have_how_often_their_call_was_resumed_and_whether_they_were_sampled_over_a_mixed_cache(
+    starts, facts, mixed
+):
+    """A change of the version is over the old cache unless the call was resumed there."""
+    ends = [*list(starts)[1:], 4]
+    spans = tuple(Span(start, end, version) for (start, version), end in zip(starts.items(), ends, strict=True))
+    (row,) = sequences([make_step("S1", [1, 2], make_choice(0, [3, 4, 5, 6], spans=spans), **facts)], FACTS).rows
+    found = row.as_row()["spans"]
+
+    assert mixed == [span["start"] - 2 for span in found if span.get("mixed")]
+    assert {span.get("resumed") for span in found} == {1 if facts.get("extra") == {"resumed": 1} else None}
+
+
 @pytest.mark.parametrize("constrained", [True, False, None])
 def test_spans_have_the_recorded_constrained_flag(constrained):
     """Null if the step has none."""

@@ -131,6 +131,7 @@ class AuditOptions:
     tolerance: float = 0.01
     logprobs_mode: LogprobsMode = "raw_logprobs"
     at_once: int = 4  # sequences that the engine scores concurrently
+    policy_version: str | None = None  # of the engine's weights, if it reports none
 
 
 class AuditLog:
@@ -203,10 +204,21 @@ async def audit_rows(
     return list(numbered.values())
 
 
-async def audit_one(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> tuple[Scored, Assessment | None]:
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What was compared of a sequence, its scores, its assessment, and the version of the engine's weights if it is known."""
+
+    compared: AuditSample
+    scored: Scored
+    finding: Assessment | None
+    version: str | None
+
+
+async def audit_one(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> Audited:
     """Score a sequence and assess it; score it shifted too if that may explain the differences. Raises NotScored."""
-    recorded = recorded.comparable(terms.logprobs_mode)
-    scored = await scorer.score(recorded.token_ids, recorded.masks)
+    scored, reported = await scorer.score_all(recorded.token_ids, recorded.masks)
+    version = reported or terms.policy_version
+    recorded = recorded.comparable(terms.logprobs_mode, version)
     finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance)
     if await asyncio.to_thread(may_be_moved, finding, recorded, scored):
         for offset in OFFSETS:
@@ -214,7 +226,7 @@ async def audit_one(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) 
             finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance, moved)
             if finding is not None and finding.verdict == "shifted":
                 break
-    return scored, finding
+    return Audited(recorded, scored, finding, version)
 
 
 async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: AuditLog) -> Result:
@@ -225,27 +237,31 @@ async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: Audit
         return Result(*name, NOT_SCORED, note=str(error))
     if row.get("images"):
         return Result(*name, NOTHING, note=_IMAGES, skipped=recorded.count)
-    skipped, reason = recorded.skipped(terms.logprobs_mode)
+    skipped, reason = recorded.skipped(terms.logprobs_mode, terms.policy_version)
     if skipped == recorded.count and not recorded.mask_offset:
         return Result(*name, NOTHING, note=reason or _UNLOGGED, skipped=skipped)
     key = await asyncio.to_thread(_key, recorded, scorer, terms)
     if (known := journal.find(key)) is not None:
         return known
     try:
-        scored, finding = await audit_one(recorded, scorer, terms)
+        found = await audit_one(recorded, scorer, terms)
     except TooLong as why:
         result = Result(*name, TOO_LONG, note=str(why))
     except NotScored as why:
         return Result(*name, NOT_SCORED, note=str(why))  # the next run retries
     else:
-        judged = of_finding(recorded, scored, finding) if finding else Result(*name, NOTHING, note=_BEYOND)
+        skipped, reason = recorded.skipped(terms.logprobs_mode, found.version)
+        if found.finding:
+            judged = of_finding(recorded, found.scored, found.finding)
+        else:
+            judged = Result(*name, NOTHING, note="" if skipped == recorded.count else _BEYOND)
         result = replace(judged, skipped=skipped, note="; ".join(filter(None, (judged.note, reason))))
     journal.note(key, result)
     return result
 
 
 def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
-    depends = [asdict(recorded), scorer.kind, scorer.model, terms.tolerance, terms.logprobs_mode]
+    depends = [asdict(recorded), scorer.kind, scorer.model, terms.tolerance, terms.logprobs_mode, terms.policy_version]
     return blake2b(orjson.dumps(depends, option=orjson.OPT_NON_STR_KEYS), digest_size=16).hexdigest()
 
 
@@ -285,14 +301,16 @@ class BackgroundAudit(BackgroundWork):
                 LOG.warning("Step not audited: %s", why, extra={"fields": {"step_id": step.step_id}})
 
     async def _audit(self, step: Step, endpoint: Endpoint) -> None:
-        found = await find_scorer(sender(self._upstream, endpoint), step.engine.kind, None)
-        scorer = Scorer(found.send, found.kind, step.model_served or found.model, found.window)
+        engine = await find_scorer(sender(self._upstream, endpoint), step.engine.kind, None)
+        scorer = Scorer(engine.send, engine.kind, step.model_served or engine.model, engine.window)
         sample = of_choice(step, step.choices[0])  # the other choices of the call have the same prompt and engine
-        scored, finding = await audit_one(sample, scorer, AuditOptions())
+        version = sample.stretches[-1].policy_version  # the engine's at the end of the call
+        found = await audit_one(sample, scorer, AuditOptions(policy_version=version))
+        finding = found.finding
         if finding is None:
             return
         self._metrics.audits.labels(step.engine.name, finding.verdict).inc()
-        await asyncio.to_thread(self._observe, step.engine.name, sample, scored)
+        await asyncio.to_thread(self._observe, step.engine.name, found.compared, found.scored)
         if finding.verdict != "aligned":
             fields = {"step_id": step.step_id, "verdict": finding.verdict, "max": finding.max, "note": finding.note}
             LOG.warning("Audited step is not aligned", extra={"fields": fields})

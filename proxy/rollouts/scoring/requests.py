@@ -91,10 +91,15 @@ class Scorer:
 
     async def score(self, ids: Sequence[int], masks: Mapping[int, Kept] = NO_MASKS) -> Scores:
         """Return the logprob of each id as `score_at`; None for the first, and for one beyond the longest prompt."""
+        return (await self.score_all(ids, masks))[0]
+
+    async def score_all(self, ids: Sequence[int], masks: Mapping[int, Kept] = NO_MASKS) -> tuple[Scores, str | None]:
+        """Return the scores of `score`, and the version of the engine's weights if it reports one."""
         # A prompt must leave room for a token, and a sequence may have filled the window to its end.
         scored = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
         found = await self.score_at(scored, range(1, len(scored)), masks=masks)
-        return [None, *found.logprobs, *[None] * (len(ids) - len(scored))]
+        version = None if found.weight_version == "default" else found.weight_version  # SGLang's, if none was set
+        return [None, *found.logprobs, *[None] * (len(ids) - len(scored))], version
 
     async def score_at(
         self, ids: Sequence[int], positions: Sequence[int], top_k: int = 0, masks: Mapping[int, Kept] = NO_MASKS

@@ -28,6 +28,8 @@ Of a sample, an exported row (format `sequences`) or a choice of a step:
   raise ValueError.
 - Logprobs after temperature are compared only where the temperature was 1: scaling others back requires the logprobs of the
   whole vocabulary, which are not recorded.
+- Tokens sampled over the cache of other weights (`mixed_from`) are not compared: they score under neither version. Of a call
+  that was resumed, spans are not compared that another version than the engine's sampled, if the engine's is known.
 - Tokens sampled under a constraint (`Step.constrained`) are not compared. No engine scores a prompt under a grammar: vLLM
   0.32's prompt_logprobs ignore it, and its trace_decode_token_ids reject it.
 """
@@ -40,6 +42,7 @@ from typing import Any, Literal
 
 from proxy.rollouts.scoring.requests import Kept
 from proxy.trajectory.arrays import unpack_mask
+from proxy.trajectory.sequence import mixed_from, version_spans
 from proxy.trajectory.step import Choice, Step
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "after_temperature_logprobs"]
@@ -74,10 +77,16 @@ class SampledSpan:
     temperature: float | None = None
     constrained: bool = False
     over: str | None = None
+    resumed: int = 0
+    mixed: bool = False
 
-    def can_be_scored(self, mode: LogprobsMode) -> bool:
-        """Return whether an engine scores its ids in a prompt as they were recorded in this mode."""
-        if self.constrained or self.over == "truncated":
+    def is_of_other(self, version: str | None) -> bool:
+        """Return whether another version than the engine's sampled a part of a call that was resumed."""
+        return self.resumed > 0 and None not in (version, self.policy_version) and version != self.policy_version
+
+    def can_be_scored(self, mode: LogprobsMode, version: str | None) -> bool:
+        """Return whether an engine with this version scores its ids in a prompt as they were recorded in this mode."""
+        if self.constrained or self.mixed or self.over == "truncated" or self.is_of_other(version):
             return False
         return self.over == "mask" or mode == "raw_logprobs" or self.temperature in (None, 1)
 
@@ -105,9 +114,9 @@ class AuditSample:
         found = {span.temperature for span in self.stretches}
         return tuple(sorted(value for value in found if value is not None and value != 1))
 
-    def comparable(self, mode: LogprobsMode) -> "AuditSample":
-        """Return the sequence without the logprobs that no engine can score again."""
-        skipped = [span for span in self.stretches if not span.can_be_scored(mode)]
+    def comparable(self, mode: LogprobsMode, version: str | None = None) -> "AuditSample":
+        """Return the sequence without the logprobs that an engine cannot score again. `version`: of its weights, if known."""
+        skipped = [span for span in self.stretches if not span.can_be_scored(mode, version)]
         if not skipped:
             return self
         logprobs = list(self.logprobs)
@@ -115,16 +124,23 @@ class AuditSample:
             logprobs[span.start : span.end] = [None] * len(logprobs[span.start : span.end])
         return replace(self, logprobs=logprobs)
 
-    def skipped(self, mode: LogprobsMode) -> tuple[int, str]:
+    def skipped(self, mode: LogprobsMode, version: str | None = None) -> tuple[int, str]:
         """Return the number of logprobs that `comparable` removes, and the reason."""
         reasons = []
         if any(span.constrained for span in self.stretches):
             reasons.append("sampled with a constraint (a grammar or a forced tool call)")
         if any(span.over == "truncated" for span in self.stretches):
             reasons.append("recorded over tokens that truncated sampling kept and the engine did not report")
+        if any(span.mixed for span in self.stretches):
+            reasons.append("sampled while the weights changed, over a cache of two versions (in_flight: continue)")
+        if others := {str(span.policy_version) for span in self.stretches if span.is_of_other(version)}:
+            names = ", ".join(sorted(others))
+            reasons.append(
+                f"sampled by version {names} before a call was resumed, and the engine has version {version}"
+            )
         if self.temperatures and mode != "raw_logprobs" and any(span.over != "mask" for span in self.stretches):
             reasons.append(f"recorded after temperature {', '.join(map(str, self.temperatures))}")
-        count = self.count - self.comparable(mode).count
+        count = self.count - self.comparable(mode, version).count
         return count, f"{count} skipped because engines cannot score them again: {'; '.join(reasons)}" if count else ""
 
     @property
@@ -170,19 +186,33 @@ def of_row(row: Any) -> AuditSample:
 def of_choice(step: Step, choice: Choice) -> AuditSample:
     """Return the sequence of one choice of a step: its prompt and its completion."""
     prompt = step.prompts[choice.prompt]
-    start, end = len(prompt), len(prompt) + len(choice.ids)
+    start = len(prompt)
     nothing: list[float | None] = [None] * start
     temperature = step.sampling.get("temperature")
     over = step.logprobs_over(choice)
-    span = SampledSpan(start, end, step.step_id, step.policy_version, temperature, step.constrained is True, over)
+    mixed = mixed_from(step, choice)
+    spans = tuple(
+        SampledSpan(
+            start + span.start,
+            start + span.end,
+            step.step_id,
+            span.policy_version,
+            temperature,
+            step.constrained is True,
+            over,
+            step.resumed,
+            mixed is not None and span.start >= mixed,
+        )
+        for span in version_spans(step, choice)
+    )
     kept: list[list[int]] = [] if choice.sampling_mask is None else unpack_mask(choice.sampling_mask)
     return AuditSample(
         name=step.rollout_id,
         branch=choice.index,
         token_ids=(prompt + choice.ids).tolist(),
         logprobs=[*nothing, *choice.logprobs],
-        stretches=(span,),
-        masks=_kept([[]] * start + kept, (span,)),
+        stretches=spans,
+        masks=_kept([[]] * start + kept, spans),
     )
 
 
@@ -193,8 +223,18 @@ def _span(span: Mapping[str, Any]) -> SampledSpan:
     known = temperature if type(temperature) in {int, float} else None
     version = span.get("policy_version")
     version = None if version is None else str(version)
-    over = span.get("logprobs_over")
-    return SampledSpan(start, end, str(span.get("step_id")), version, known, span.get("constrained") is True, over)
+    over, resumed = span.get("logprobs_over"), span.get("resumed")
+    return SampledSpan(
+        start,
+        end,
+        str(span.get("step_id")),
+        version,
+        known,
+        span.get("constrained") is True,
+        over,
+        resumed if type(resumed) is int else 0,
+        span.get("mixed") is True,
+    )
 
 
 def _kept(masks: Any, spans: Sequence[SampledSpan]) -> Mapping[int, Kept]:

@@ -8,10 +8,11 @@ from array import array
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 from rich.console import Console
 from tests.support.fakes import proxying
 from tests.support.forests import make_choice, make_step
-from tests.support.scoring import WINDOW, honest_row, masked_row, score, scoring_as_vllm
+from tests.support.scoring import WINDOW, honest_row, masked_row, score, scoring_as_sglang, scoring_as_vllm
 
 from proxy.cli.audit import sender, table
 from proxy.rollouts.scoring.audit import (
@@ -27,10 +28,10 @@ from proxy.rollouts.scoring.audit import (
     summary,
 )
 from proxy.rollouts.scoring.requests import find_scorer
-from proxy.rollouts.scoring.verdict import judge, of_row
+from proxy.rollouts.scoring.verdict import judge, of_choice, of_row
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
-from proxy.trajectory.step import EngineFacts
+from proxy.trajectory.step import EngineFacts, Span
 
 
 @pytest.fixture
@@ -189,6 +190,89 @@ async def test_constrained_tokens_are_skipped_and_counted(engine, scorer):
     moved = bound | {"mask": [0, *bound["mask"][:-1]]}
     assert [("shifted", 1)] == [(result.verdict, result.offset) for result in await audited(iterate(moved), scorer)]
     assert ["wrong tokens"] == [result.verdict for result in await audited(iterate(odd | {"spans": []}), scorer)]
+
+
+def spans(*parts, **fields):
+    return [
+        {"start": start, "end": end, "step_id": "S", "policy_version": version, **marks, **fields}
+        for start, end, version, marks in parts
+    ]
+
+
+def with_other_weights(row, start, end):
+    """A row with logprobs of other weights in this range."""
+    row["logprobs"][start:end] = [value * 2 - 1 for value in row["logprobs"][start:end]]
+    return row
+
+
+async def test_tokens_sampled_over_a_cache_of_two_versions_are_not_compared(scorer):
+    """They score under neither; those before the change are compared, and those of the next call, which has its own cache."""
+    row = with_other_weights(honest_row(), 20, 30)
+    row["spans"] = spans((10, 20, "1", {}), (20, 30, "2", {"mixed": True}), (30, 40, "2", {}))
+    (result,) = await audited(iterate(row), scorer)
+
+    assert ("aligned", 20, 10) == (result.verdict, result.count, result.skipped)
+    assert "sampled while the weights changed" in result.note
+
+
+@pytest.mark.parametrize(
+    ("resumed", "version", "verdict", "skipped"),
+    [
+        (1, "2", "aligned", 10),
+        (1, "1", "other weights", 20),  # the engine has not these weights
+        (1, None, "other weights", 0),
+        (0, "2", "other weights", 0),
+    ],
+)
+async def test_of_a_resumed_call_only_tokens_of_the_version_of_the_engine_are_compared(
+    scorer, resumed, version, verdict, skipped
+):
+    """If it is known; the note has the others. A call of one version is compared with any engine."""
+    row = with_other_weights(honest_row(), 10, 20)
+    marks = {"resumed": resumed} if resumed else {}
+    row["spans"] = spans((10, 20, "1", marks), (20, 40, "2", marks))
+    (result,) = await audited(iterate(row), scorer, policy_version=version)
+
+    assert (verdict, skipped) == (result.verdict, result.skipped)
+    assert not skipped or f"the engine has version {version}" in result.note
+
+
+async def test_the_version_that_the_engine_reports_decides_which_tokens_of_a_resumed_call_are_compared(engine):
+    """SGLang's `default` is no version."""
+    reported = "default"
+
+    async def respond(request, body):
+        response = await scoring_as_sglang(request, body)
+        if request.path == "/generate":
+            scores = orjson.loads(response.body)
+            scores["meta_info"]["weight_version"] = reported
+            return web.json_response(scores)
+        return response
+
+    engine.respond = respond
+    row = with_other_weights(honest_row(), 10, 20)
+    row["spans"] = spans((10, 20, "1", {"resumed": 1}), (20, 40, "2", {"resumed": 1}))
+    async with aiohttp.ClientSession() as session:
+        scorer = await find_scorer(sender(session, engine.url), "sglang", "tiny")
+        (unknown,) = await audited(iterate(row), scorer)
+        reported = "2"
+        (known,) = await audited(iterate(row), scorer, policy_version="1")
+        reported = "3"
+        (other,) = await audited(iterate(row), scorer)
+
+    assert ["other weights", "aligned", "nothing to compare"] == [unknown.verdict, known.verdict, other.verdict]
+    assert [0, 10, 30] == [unknown.skipped, known.skipped, other.skipped]
+    assert other.note.endswith("sampled by version 1, 2 before a call was resumed, and the engine has version 3")
+
+
+def test_a_choice_has_a_span_for_each_version_with_what_the_audit_does_not_compare():
+    parts = (Span(0, 2, "1"), Span(2, 4, "2"))
+    steps = [make_step("S", (1, 2), make_choice(0, (3, 4, 5, 6), spans=parts), extra=e) for e in ({}, {"resumed": 1})]
+    continued, resumed = (of_choice(step, step.choices[0]) for step in steps)
+
+    assert [(2, 4, "1"), (4, 6, "2")] == [(it.start, it.end, it.policy_version) for it in continued.stretches]
+    assert [2, 4] == [it.comparable("raw_logprobs").count for it in (continued, resumed)]
+    assert [2, 2] == [it.comparable("raw_logprobs", "2").count for it in (continued, resumed)]
 
 
 async def test_rows_with_images_are_not_scored(scorer, engine):
