@@ -51,12 +51,16 @@ in the first user message applies:
   turns:
     - say: Which city?
       fail: {status: 503, times: 1}                        # the first attempt gets this error,
-      cut: 2                                               # and the next one, if streamed, ends after two tokens
+      cut: 2                                               # and the next one loses its connection after two tokens
 ```
 
 - Every field of a turn is optional. A file may also be a single list of turns, for every chat.
 - The turn is the number of assistant messages in the request, so each rollout, retry and branch gets its own. A chat with more
   turns, or without a conversation, gets 400.
+- `cut: [{after: 2, by: abort}, {after: 5, by: torn}]` cuts several attempts: `abort` as an engine aborts a call, `lost` between
+  two events of a stream, `torn` within one.
+- A prompt of ids that ends inside a reply of the simulator gets the rest of that reply, with the seed of the request plus the
+  number of its tokens.
 - Replies are sampled as token ids with logprobs, and parsed as vLLM's and SGLang's parsers do. Completions are not scripted.
 """
 

@@ -7,23 +7,24 @@ simulated model never changes with the label of the weights, and has no experts.
 
 import asyncio
 from base64 import b64encode
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from struct import pack
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Literal, NoReturn, TypeVar
 
 import orjson
 from aiohttp import web
 
 from proxy.clock import Clock
 from proxy.simulator.errors import RequestError, invalid_json, missing_field, validation_errors
-from proxy.simulator.model import Model, Token
+from proxy.simulator.model import ABORTED, Abort, Model, Token
 from proxy.simulator.options import Options
 from proxy.simulator.parser import Delta, ParsedReply, StreamParser, parse
 from proxy.simulator.prompts import Prompt
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, ids_to_detokenize
-from proxy.simulator.sampler import Prefix, mix, prefix_from
+from proxy.simulator.sampler import Prefix, mix
+from proxy.simulator.script import Cut
 
 JsonObject = dict[str, Any]
 
@@ -63,18 +64,18 @@ class WeightVersions:
 
 
 class Engine:
-    """One simulated engine: model, options, label of the weights, and the number of running calls."""
+    """One simulated engine: model, options, label of the weights, and the running calls."""
 
-    __slots__ = ("aborted", "aborts", "clock", "model", "options", "running", "started_s", "weight_version")
+    __slots__ = ("_calls", "_changed", "clock", "model", "options", "paused", "started_s", "weight_version")
 
     def __init__(self, options: Options, clock: Clock, model: Model) -> None:
         self.options = options
         self.clock = clock
         self.model = model
         self.weight_version = options.weight_version  # the label of the current weights
-        self.aborts = 0  # how many times all running calls have been aborted
-        self.running = 0
-        self.aborted: dict[str, bool] = {}  # by the id of a running call that can be aborted
+        self.paused: Literal["new", "all"] | None = None  # which calls wait
+        self._calls: dict[int, Response] = {}  # that are running
+        self._changed = asyncio.Event()
         self.started_s = int(clock.now())
 
     def new_hex(self, count: int = 8) -> str:
@@ -83,79 +84,147 @@ class Engine:
 
     async def respond(self, request: web.Request, response: "Response") -> web.StreamResponse:
         """Sample the choices and send the response."""
-        rounds = self.rounds(response)
-        rid = response.rid
-        self.running += 1
-        if rid is not None:
-            self.aborted[rid] = False
+        cuts = self.options.faults.cuts
+        response.cut = (
+            cuts.popleft() if cuts else next((p.options.cut for p in response.prompts if p.options.cut), None)
+        )
+        self._calls[id(response)] = response
         try:
+            await self._permission(request, response)
+            response.has_begun = True
+            rounds = self.rounds(response)
             if response.common.stream:
                 return await self._stream(request, response, rounds)
-            choices: dict[int, list[Token]] = defaultdict(list)
-            for count, tokens in enumerate(rounds):
-                await self._pause(request, count)
-                for index, token in tokens:
-                    choices[index].append(token)
-            sampled = [choices[index] for index in sorted(choices)]
+            sampled = await self._sampled(request, response, rounds)
             if response.scores_prompt:  # in a thread: it takes about 10 µs per prompt token
                 return json_response(await asyncio.to_thread(response.body, sampled))
             return json_response(response.body(sampled))
-        except ConnectionResetError:
-            return web.Response()  # the client has disconnected, which ends sampling, as in vLLM
+        except (
+            ConnectionResetError
+        ):  # the client has disconnected, which ends sampling, as in vLLM; or a cut disconnects
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response()
         finally:
-            self.running -= 1
-            if rid is not None:
-                self.aborted.pop(rid, None)
+            del self._calls[id(response)]
+            self._notify()
+
+    @property
+    def running(self) -> int:
+        """The number of running calls, with those that wait."""
+        return len(self._calls)
+
+    def abort(self, selects: Callable[["Response"], bool] = lambda _: True) -> Sequence["Response"]:
+        """Abort the running calls that `selects` accepts, and return them.
+
+        SGLang ends a running call with its next token (0.5.23, managers/scheduler.py, `abort_request`), vLLM at once (0.32,
+        v1/engine/output_processor.py, `abort_requests`).
+        """
+        found = [response for response in self._calls.values() if selects(response)]
+        for response in found:
+            response.abort = "with" if response.has_begun and self.options.shape == "sglang" else "instead"
+        self._notify()
+        return found
+
+    def pause(self, which: Literal["new", "all"] | None) -> None:
+        """Let new calls or all calls wait; with None they go on."""
+        self.paused = which
+        self._notify()
+
+    async def ended(self, calls: Sequence["Response"] | None = None) -> None:
+        """Wait until these calls have ended; by default all that have begun."""
+        calls = [call for call in self._calls.values() if call.has_begun] if calls is None else calls
+        while any(id(call) in self._calls for call in calls):
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _permission(self, request: web.Request, response: "Response") -> None:
+        """Wait while the engine is paused for this call; raise ConnectionResetError if the client has disconnected."""
+        while (self.paused == "all" or (self.paused and not response.has_begun)) and response.abort is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _HANG_POLL_S)
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError
 
     def rounds(self, response: "Response") -> Iterator[Round]:
         """Yield rounds until all choices have ended; record which weights sample which tokens."""
         common = response.common
         seed = common.seed if common.seed is not None else self.options.seed
+        options = [prompt.options for prompt in response.prompts]
         if seed is None:
             seed = int.from_bytes(self.clock.entropy(8), "big")
+            if common.temperature != 0:  # no reply can be continued
+                options = [replace(option, starts=()) for option in options]
         choices = [
             # As in vLLM, choice i of seed s equals the only choice of seed s + i.
-            self.model.generate(prefix_from(prompt.ids), common, prompt.options, seed + number)
-            for prompt in response.prompts
+            self.model.generate(prompt.ids, common, option, seed + number, lambda: response.abort)
+            for prompt, option in zip(response.prompts, options, strict=True)
             for number in range(common.choices)
         ]
         open_choices = dict(enumerate(choices))
-        aborts, rid, version = self.aborts, response.rid, None
+        version = None
         position = 0
         while open_choices:
             if version != self.weight_version:
                 version = self.weight_version
                 response.versions.record(position, version)
+            if response.cut is not None and response.cut.by == "abort" and position + 1 >= response.cut.after:
+                response.abort = "with" if response.cut.after else "instead"
             tokens = [(index, next(choice)) for index, choice in open_choices.items()]
-            if self.aborts != aborts or (rid is not None and self.aborted.get(rid)):
-                tokens = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in tokens]
             for index, token in tokens:
                 if token.finish_reason is not None:
                     del open_choices[index]
             position += 1
             yield tokens
 
+    async def _sampled(self, request: web.Request, response: "Response", rounds: Iterator[Round]) -> list[list[Token]]:
+        sampled: list[list[Token]] = [[] for _ in response.ids]
+        for count, tokens in enumerate(rounds):
+            if response.is_lost(count):
+                raise ConnectionResetError
+            await self._pause(request, response, count)
+            for index, token in tokens:
+                append(sampled[index], token)
+        if response.is_lost(max(map(len, sampled))):
+            raise ConnectionResetError
+        return sampled
+
     async def _stream(self, request: web.Request, response: "Response", rounds: Iterator[Round]) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         pending = response.opening_events()
         await stream.prepare(request)
-        disconnect_after = {prompt.options.disconnect_after for prompt in response.prompts} - {None}
+        count = -1
         for count, tokens in enumerate(rounds):
-            if count in disconnect_after:
-                await stream.write(b"".join(pending))
-                request.transport.close()  # type: ignore[union-attr] # still connected: the write would have raised
+            if response.is_lost(count):
+                events = [event for index, token in tokens for event in response.token_events(index, token)]
+                await self._lose(stream, response, pending, events)
             if pending and (self.options.token_delay_s or len(pending) >= _CHUNKS_PER_WRITE):
                 await stream.write(b"".join(pending))
                 pending.clear()
-            await self._pause(request, count)
+            await self._pause(request, response, count)
             for index, token in tokens:
                 pending += response.token_events(index, token)
-        await stream.write(b"".join([*pending, *response.closing_events(), DONE]))
+        closing = [*response.closing_events(), DONE]
+        if response.is_lost(count + 1):
+            await self._lose(stream, response, pending, closing)
+        await stream.write(b"".join([*pending, *closing]))
         await stream.write_eof()
         return stream
 
-    async def _pause(self, request: web.Request, count: int) -> None:
-        """Wait for the delay of a token; raise ConnectionResetError if the client has disconnected."""
+    async def _lose(
+        self, stream: web.StreamResponse, response: "Response", pending: Sequence[bytes], events: Sequence[bytes]
+    ) -> NoReturn:
+        """Write the pending events, and half of the next event if it is to be torn; then disconnect."""
+        torn = b"".join(events[:1]) if response.cut is not None and response.cut.by == "torn" else b""
+        await stream.write(b"".join(pending) + torn[: len(torn) // 2])
+        raise ConnectionResetError
+
+    async def _pause(self, request: web.Request, response: "Response", count: int) -> None:
+        """Wait for the delay of a token, and while paused; raise ConnectionResetError if the client has disconnected."""
+        await self._permission(request, response)
         if self.options.token_delay_s:
             await asyncio.sleep(self.options.token_delay_s)
         elif count % _ROUNDS_PER_YIELD == _ROUNDS_PER_YIELD - 1:
@@ -176,6 +245,9 @@ class Response:
     model_name: str = field(init=False)  # SGLang 0.5.23 names a model that was not requested `default`
     ids: list[list[int]] = field(init=False)  # of the tokens of each choice that are streamed
     versions: WeightVersions = field(init=False, default_factory=WeightVersions)
+    has_begun: bool = field(init=False, default=False)
+    abort: Abort | None = field(init=False, default=None)  # how it ends if it is aborted
+    cut: Cut | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         options = self.engine.options
@@ -191,7 +263,11 @@ class Response:
     @property
     def rid(self) -> str | None:
         """The id by which the call can be aborted."""
-        return None
+        return self.id
+
+    def is_lost(self, count: int) -> bool:
+        """Return whether the connection is lost after so many tokens."""
+        return self.cut is not None and self.cut.by != "abort" and count == self.cut.after
 
     @property
     def prompt(self) -> Prompt:
@@ -243,7 +319,7 @@ class ChatReply(Response):
 
     def __post_init__(self) -> None:
         Response.__post_init__(self)
-        is_open, blocks = self.prompt.options.reasoning_open, self.prompt.call_blocks
+        is_open, blocks = self.prompt.reasoning_open, self.prompt.call_blocks
         self._parsers = [
             StreamParser(reasoning=self.reasons, tools=self.calls, reasoning_open=is_open, blocks=blocks)
             for _ in self.ids
@@ -252,7 +328,7 @@ class ChatReply(Response):
     @property
     def reasons(self) -> bool:
         """Whether replies begin with reasoning that is parsed."""
-        return self.engine.options.has_parser and self.prompt.options.reasoning
+        return self.engine.options.has_parser and self.prompt.reasons
 
     @property
     def calls(self) -> bool:
@@ -266,11 +342,24 @@ class ChatReply(Response):
 
     def feed(self, index: int, token: Token) -> Delta:
         """Return what a token adds to a streamed reply."""
-        self.ids[index].append(token.id)
+        self.ids[index] += [token.id] if token.is_sampled else []
         delta = self._parsers[index].feed(token.text, ended=token.finish_reason is not None)
         if delta.calls:
             self.with_calls.add(index)
         return delta
+
+
+def append(tokens: list[Token], token: Token) -> None:
+    """Add a token to a choice; what is no token ends the last one."""
+    if token.is_sampled:
+        tokens.append(token)
+    elif tokens:
+        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + token.text, finish_reason=token.finish_reason)
+
+
+def last_of(tokens: Sequence[Token]) -> Token:
+    """Return the last token of a choice, which has no tokens if it was aborted before the first."""
+    return tokens[-1] if tokens else ABORTED
 
 
 async def read_body(request: web.Request) -> Body:

@@ -4,9 +4,10 @@ Sampled ids become text, and a choice ends at stop tokens, stop strings or the l
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from proxy.simulator.errors import invalid_value
 from proxy.simulator.requests import CommonFields
@@ -16,6 +17,7 @@ from proxy.simulator.sampler import (
     RandomStream,
     Sampler,
     TokenDistribution,
+    UnigramTail,
     Words,
     load_next_token_model,
     mix,
@@ -23,6 +25,7 @@ from proxy.simulator.sampler import (
     prefix_from,
     words_from,
 )
+from proxy.simulator.script import Cut
 from proxy.simulator.template import BOS, PLACEHOLDER, markers_of, uses_bos
 from proxy.simulator.tokenizer import Decoder, Tokenizer, load_tokenizer, load_vocabulary
 
@@ -52,6 +55,18 @@ class Token:
     distribution: TokenDistribution
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether it is a token, not only the end of an aborted choice."""
+        return self.id >= 0
+
+
+ABORTED: Final = Token(-1, "", (), TokenDistribution({}, UnigramTail([], [], [])), "abort")
+"""The end of a choice that is aborted between tokens; its text is what was held back before."""
+
+Abort = Literal["with", "instead"]
+"""Whether an aborted choice ends with its next token, or at once."""
 
 
 @dataclass(slots=True)
@@ -94,8 +109,9 @@ def generate(
     *,
     eos_ids: Sequence[int],
     alternatives: int,
+    aborted: Callable[[], Abort | None] = lambda: None,
 ) -> Iterator[Token]:
-    """Yield sampled ids as tokens with text until a stop condition is met; the last token has the finish reason.
+    """Yield sampled ids as tokens with text until a stop condition is met or `aborted`; the last token has the finish reason.
 
     A stop token, or the tokens of a stop string, stay among the ids; only the text is cut (cassettes `stop_*`). `eos_ids`
     end a turn.
@@ -104,7 +120,11 @@ def generate(
     buffer = TextBuffer(common.stop_strings, common.include_stop_str_in_output)
     stop_ids = frozenset(common.stop_token_ids or ())
     for count, (token, distribution) in enumerate(sampled, 1):
-        finish: str | None = "length" if count >= max_tokens else None
+        abort = aborted()
+        if abort == "instead":
+            yield replace(ABORTED, text=buffer.release(ended=True))
+            return
+        finish: str | None = "length" if count >= max_tokens else "abort" if abort else None
         reason: int | str | None = None
         if count >= common.min_tokens and (token in stop_ids or token in eos_ids):  # it precedes length
             finish, reason = "stop", None if token == next(iter(eos_ids), None) else token
@@ -132,6 +152,7 @@ def _prompt_entry(token: int, distribution: TokenDistribution, decoder: Decoder)
 
 
 _END_OF_TEXT: Final = "<|endoftext|>"
+_MAX_SEARCHED: Final = 256  # tokens of a prompt that does not show where its last turn begins; about 5 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +166,11 @@ class GenerationOptions:
     )
     is_scripted: bool = False
     reasoning: bool = False  # the reply begins with reasoning
-    reasoning_open: bool = False  # the prompt ends with the tag that opens it
+    reasoning_open: bool = False  # the prompt of the whole reply ends with the tag that opens it
     ends_with_call: bool = False
-    disconnect_after: int | None = None  # tokens
+    cut: Cut | None = None
+    # Where in the prompt its last turn may have begun; None: the prompt does not show it.
+    starts: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +190,54 @@ class Model:
     template: "JinjaTemplate | None" = None
     noncanonical_rate: float = 0.0
 
-    def generate(self, prompt: Prefix, common: CommonFields, options: GenerationOptions, seed: int) -> Iterator[Token]:
-        """Yield the tokens of one choice."""
+    def generate(
+        self,
+        prompt: Sequence[int],
+        common: CommonFields,
+        options: GenerationOptions,
+        seed: int,
+        aborted: Callable[[], Abort | None] = lambda: None,
+    ) -> Iterator[Token]:
+        """Yield the tokens of one choice.
+
+        A prompt that ends inside a reply of this model gets the rest of that reply, as from an engine that was not interrupted:
+        with the same seed if that is the engine's, or with `seed` of the request plus the number of tokens of the beginning.
+        """
+        eos_ids = () if common.ignore_eos else self.eos_ids
+        return generate(
+            self._continued(prompt, common, options, seed),
+            self.tokenizer,
+            common,
+            options.max_tokens,
+            eos_ids=eos_ids,
+            alternatives=options.alternatives,
+            aborted=aborted,
+        )
+
+    def _continued(
+        self, prompt: Sequence[int], common: CommonFields, options: GenerationOptions, seed: int
+    ) -> Iterator[tuple[int, TokenDistribution]]:
+        """Return what is sampled after a prompt: the rest of the longest reply that the model samples with its end."""
+        starts = options.starts
+        if starts is None:
+            last = range(len(prompt), max(len(prompt) - _MAX_SEARCHED, 0), -1)
+            starts = [*takewhile(lambda at: at == len(prompt) or prompt[at] not in self.eos_ids, last)][::-1]
+        at, prefix = 0, Prefix()
+        for start in starts:
+            for token in prompt[at:start]:
+                prefix = prefix.with_token(token)
+            at, begun = start, prompt[start:]
+            # The seed of a request is that of the whole plus the number of tokens of the beginning.
+            before = seed if common.seed is None else seed - len(begun)
+            reply = self._reply(prefix, common, options, before, common.min_tokens + len(begun))
+            if all(next(reply)[0] == token for token in begun):
+                return reply
+        return self._reply(prefix_from(prompt), common, options, seed, common.min_tokens)
+
+    def _reply(
+        self, prompt: Prefix, common: CommonFields, options: GenerationOptions, seed: int, min_tokens: int
+    ) -> Iterator[tuple[int, TokenDistribution]]:
+        """Return the tokens of a reply from its beginning, endless, with the distributions that they are sampled from."""
         temperature = 1.0 if common.temperature is None else common.temperature
         seed = mix(seed if temperature else 0)
         opening = None if options.reasoning_open else self.tokenizer.id("<think>")
@@ -176,21 +245,15 @@ class Model:
         tags = (opening, self.tokenizer.id("</think>"))
         plan = plan_reply(
             stream,
-            end=None if common.ignore_eos else self.call_eos_id if options.ends_with_call else self.eos_ids[0],
             forced=options.make_reply(stream) if options.make_reply else (),
             reasoning_tags=tags if options.reasoning and not options.is_scripted else None,
-            min_tokens=common.min_tokens,
         )
-        sampler = Sampler(self.next_token, self.words, seed, temperature)
-        sampled = sampler.sample(prompt, plan, self._split if self.noncanonical_rate else None)
-        eos_ids = () if common.ignore_eos else self.eos_ids
-        return generate(
-            sampled,
-            self.tokenizer,
-            common,
-            options.max_tokens,
-            eos_ids=eos_ids,
-            alternatives=options.alternatives,
+        return Sampler(self.next_token, self.words, seed, temperature).sample(
+            prompt,
+            plan,
+            self._split if self.noncanonical_rate else None,
+            end=None if common.ignore_eos else self.call_eos_id if options.ends_with_call else self.eos_ids[0],
+            min_tokens=min_tokens,
         )
 
     def _split(self, token: int, stream: RandomStream) -> Sequence[int]:

@@ -1,10 +1,10 @@
 """The options of a simulated engine."""
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.simulator.script import Script
+from proxy.simulator.script import Cut, Script
 
 Shape = Literal["vllm", "sglang"]
 
@@ -16,6 +16,7 @@ class Faults:
     # Of prompts that are sent as ids: it changes the last id, ignores them and renders the chat, or rejects them with 400.
     prompt_ids: Literal["changed", "ignored", "rejected"] | None = None
     tokenize: Literal["hangs"] | int | None = None  # the tokenizer endpoint never responds, or with this status
+    cuts: deque[Cut | None] = field(default_factory=deque)  # of the next calls that sample, one for each
 
 
 @dataclass(frozen=True, slots=True)

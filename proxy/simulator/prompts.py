@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
@@ -125,7 +126,7 @@ def _url(part: Message) -> str:
     return url
 
 
-_REASONING: Final = "<think>"
+_REASONING, _REASONING_END = "<think>", "</think>"
 _EMPTY_REASONING: Final = re.compile(r"^\s*<think>\s*</think>\s*")
 # Of a chat, but not of `/tokenize` (vLLM 0.32, `TokenizeChatRequest`).
 _CHAT_ONLY: Final = {"documents", "reasoning_effort"}
@@ -197,6 +198,8 @@ class Prompt:
     text: str = ""
     call_blocks: CallBlocks = field(default_factory=dict)  # the texts that are tool calls in a reply
     unexpanded: Sequence[int] | None = None  # the ids with one placeholder for each image, None without images
+    reasons: bool = False  # what is sampled begins with reasoning
+    reasoning_open: bool = False  # the tag that opens it is in the prompt
 
 
 def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
@@ -251,9 +254,14 @@ def chat_prompt(
         if urls:
             unexpanded = ids
             ids = expanded(ids, model.tokenizer.id(PLACEHOLDER), urls, options.image_tokens)
+        starts: Sequence[int] | None = [len(ids)] if chat.add_generation_prompt else None
     else:
         text = model.tokenizer.decode(ids) if chat.return_prompt_text else ""
-    is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
+        starts = reply_starts(chat, ids, model)
+    start = starts[-1] if starts else len(ids)
+    can_open = model.template is not None and chat.add_generation_prompt
+    is_open = can_open and model.tokenizer.decode(ids[:start][-8:]).rstrip().endswith(_REASONING)
+    begun = model.tokenizer.decode(ids[start:])
     requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
     replies = Replies(chat, model, reasoning_open=is_open)
     function = replies.function
@@ -264,18 +272,45 @@ def chat_prompt(
         ends_with_call=function is not None,
         reasoning=(chat.enable_thinking is True or is_open) and chat.add_generation_prompt,
         reasoning_open=is_open,
+        starts=starts,
     )
     if options.script is not None:
-        turn, disconnect_after = options.script.turn(chat.messages)
+        turn, cut = options.script.turn(chat.messages)
         generation = replace(
             generation,
             make_reply=partial(replies.scripted, turn),
             is_scripted=True,
             reasoning=bool(turn.think),
             ends_with_call=bool(turn.call),
-            disconnect_after=disconnect_after,
+            cut=cut,
         )
-    return Prompt(ids, generation, text, replies.blocks, unexpanded)
+    reasons = generation.reasoning and _REASONING_END not in begun
+    return Prompt(ids, generation, text, replies.blocks, unexpanded, reasons, is_open or _REASONING in begun)
+
+
+_MAX_OPENING: Final = 3
+
+
+def reply_starts(chat: ChatRequest, ids: Sequence[int], model: Model) -> Sequence[int] | None:
+    """Return where in the last turn of a prompt a reply may begin: after the last ids of the template's generation prompt.
+
+    None if the prompt does not show it: its last turn begins with text that is not sampled.
+    """
+    if not chat.add_generation_prompt:
+        return None
+    shortest = replace(chat, messages=[], tools=None, tool_choice=None)
+    try:
+        first, second = (
+            model.encode(render_chat(replace(shortest, messages=[{"role": "user", "content": text}]), model.template))
+            for text in ("a", "b")
+        )
+    except RequestError:  # the template requires other messages
+        return None
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(first), reversed(second), strict=False))
+    opening = [token for token, _ in pairs][:_MAX_OPENING][::-1]
+    size = len(opening)
+    last_turn = takewhile(lambda at: at == len(ids) or ids[at] not in model.eos_ids, range(len(ids), size - 1, -1))
+    return [at for at in last_turn if opening and list(ids[at - size : at]) == opening][::-1] or None
 
 
 @dataclass(slots=True)

@@ -220,13 +220,25 @@ class Sampler:
         return list(likely)[index] if index < len(weights) else self.words.pick(stream.unit())
 
     def sample(
-        self, prefix: Prefix, plan: Sequence[int], split: Split | None = None
+        self,
+        prefix: Prefix,
+        plan: Sequence[int],
+        split: Split | None = None,
+        *,
+        end: int | None = None,
+        min_tokens: int = 0,
     ) -> Iterator[tuple[int, TokenDistribution]]:
-        """Yield the tokens of a reply with the distributions that they are sampled from; after the plan, drawn tokens.
+        """Yield the tokens of a reply with the distributions that they are sampled from.
 
-        `split` replaces a token by others with the same text.
+        After the plan, and before `end` while there are fewer than `min_tokens`, tokens are drawn. `split` replaces a token by
+        others with the same text.
         """
-        for planned in chain(plan, repeat(FREE)):
+        rest, count = chain(plan, () if end is None else (end,), repeat(FREE)), 0
+        waiting = None  # the end, while it is too early
+        while True:
+            planned = next(rest) if waiting is None else waiting
+            waiting = planned if planned == end and count < min_tokens else None
+            planned = planned if waiting is None else FREE
             distribution = self.model.distribution(prefix)
             token = self.draw(distribution, prefix) if planned == FREE else planned
             # Another seed than the draw's, so that the split does not depend on which token was drawn.
@@ -234,19 +246,18 @@ class Sampler:
             for index, part in enumerate(parts):
                 yield part, self.model.distribution(prefix) if index else distribution
                 prefix = prefix.with_token(part)
+            count += len(parts)
 
 
 def plan_reply(
     stream: RandomStream,
     *,
-    end: int | None,
     forced: Sequence[int] = (),
     reasoning_tags: tuple[int | None, int] | None = None,
-    min_tokens: int = 0,
 ) -> list[int]:
-    """Return the plan of a reply: reasoning between `reasoning_tags`, then `forced` ids or drawn words, then `end`.
+    """Return the plan of a reply, without its end: reasoning between `reasoning_tags`, then `forced` ids or drawn words.
 
-    The first tag is None if the prompt ends with it. With `end` None the plan has no end-of-turn token.
+    The first tag is None if the prompt ends with it.
     """
     plan: list[int] = []
     if reasoning_tags is not None:
@@ -254,5 +265,4 @@ def plan_reply(
         plan += [] if opening is None else [opening]
         plan += [*[FREE] * stream.between(MIN_REASONING_TOKENS, MAX_REASONING_TOKENS), closing]
     plan += forced or [FREE] * (stream.between(MIN_REPLY_TOKENS, MAX_REPLY_TOKENS) - 1)
-    plan += [FREE] * (min_tokens - len(plan))
-    return plan if end is None else [*plan, end]
+    return plan

@@ -8,7 +8,9 @@ a chat determines its turn, so every rollout, retry and branch gets its own turn
       call: [{name: weather, arguments: {city: Oslo}}]   # arguments that are a string are written unchanged
     - fail: {status: 503, times: 2}                    # the first two attempts at this turn
       say: It rains.
-      cut: 3                                           # the first attempt disconnects after three tokens
+      cut: 3                                           # the next attempt disconnects after three tokens
+    - say: The sun shines.
+      cut: [{after: 2, by: abort}, 1]                  # the first attempt is aborted, the second disconnects
 
 or several conversations; the first applies that has its `when` in the first user message:
 
@@ -20,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -50,17 +52,34 @@ class Failure:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Cut:
+    """An early end of a response after this many of its tokens.
+
+    It is aborted by the engine, or its connection is lost, after an event or within the next one (`torn`).
+    """
+
+    after: int
+    by: Literal["abort", "lost", "torn"] = "lost"
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Turn:
     """One reply: reasoning, text and calls, in this order.
 
-    `fail`: error responses before it. `cut`: the first attempt after them disconnects after that many tokens.
+    `fail`: error responses before it. `cut`: how the attempts after them end early, one by one; a number disconnects.
     """
 
     say: str = ""
     think: str = ""
     call: list[ScriptedCall] = field(default_factory=list)
     fail: Failure | None = None
-    cut: int | None = None
+    cut: int | Cut | list[int | Cut] | None = None
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """`cut` as a list."""
+        listed = self.cut if isinstance(self.cut, list) else [] if self.cut is None else [self.cut]
+        return [Cut(cut) if isinstance(cut, int) else cut for cut in listed]
 
     def text(self, calls: str | None = None) -> str:
         """Return the reply as the model writes it; `calls` is the text of its calls, by default as the template's."""
@@ -89,8 +108,8 @@ class Script:
         self._conversations = tuple(conversations)
         self._attempts: Counter[tuple[str, int, int]] = Counter()
 
-    def turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Turn, int | None]:
-        """Return the turn of a chat, and the number of tokens after which this attempt disconnects (None: it does not).
+    def turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Turn, Cut | None]:
+        """Return the turn of a chat, and how this attempt ends early (None: it does not).
 
         Raises RequestError if this attempt fails by the script, or the script has no conversation or turn for it.
         """
@@ -109,7 +128,7 @@ class Script:
         failures = 0 if turn.fail is None else turn.fail.times
         if turn.fail is not None and attempt < failures:
             raise RequestError(turn.fail.message, status=turn.fail.status, kind="InternalServerError")
-        return turn, turn.cut if attempt == failures else None
+        return turn, turn.cuts[attempt - failures] if attempt - failures < len(turn.cuts) else None
 
 
 def read_script(path: Path) -> Script:

@@ -26,16 +26,18 @@ from proxy.simulator.engine import (
     EngineRoutes,
     JsonObject,
     Response,
+    append,
     event,
     experts_as_int32,
     gauge_response,
     json_response,
+    last_of,
     read_body,
     route,
     usage,
 )
 from proxy.simulator.errors import RequestError, invalid_value
-from proxy.simulator.model import GenerationOptions, Model, Token
+from proxy.simulator.model import ABORTED, GenerationOptions, Model, Token
 from proxy.simulator.options import Options
 from proxy.simulator.parser import CallDelta
 from proxy.simulator.prompts import Prompt, chat_prompt, ids_to_return, max_tokens_after, text_prompts, with_fault
@@ -190,7 +192,7 @@ class _Sglang(Response):
         """Return `meta_info` of one choice with these keys of logprobs; the latency is always 0."""
         return {
             "id": self.id,
-            "finish_reason": finish_reason(tokens),
+            "finish_reason": finish_reason(tokens if tokens or self.abort is None else [ABORTED]),
             "prompt_tokens": len(prompt.ids),
             "weight_version": self.engine.weight_version,
             "num_retractions": 0,
@@ -213,6 +215,8 @@ class _Chat(_Sglang, ChatReply):
     def token_events(self, index: int, token: Token) -> list[bytes]:
         first = not self.ids[index]
         self._last[index] = token
+        if not token.is_sampled:
+            return []
         parsed = self.feed(index, token)
         chunks = []
         if first:
@@ -241,7 +245,8 @@ class _Chat(_Sglang, ChatReply):
         # All events have the id of the last choice.
         events = []
         last = {"id": self._id_of(len(self.ids) - 1)}
-        for index, end in self._last.items():
+        for index in range(len(self.ids)):
+            end = self._last.get(index, ABORTED)
             reason = self._finish(end, has_calls=index in self.with_calls)
             closing = self._chunk(index, {"reasoning_content": None}, None, reason, matched_stop(end))
             events.append(event(closing | last))
@@ -265,7 +270,7 @@ class _Chat(_Sglang, ChatReply):
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
         parsed = self.parsed(tokens)
-        reason = self._finish(tokens[-1], has_calls=bool(parsed.calls))
+        reason = self._finish(last_of(tokens), has_calls=bool(parsed.calls))
         message: JsonObject = {
             "role": "assistant",
             "content": parsed.content or "",
@@ -279,7 +284,7 @@ class _Chat(_Sglang, ChatReply):
             "message": message,
             "logprobs": self._logprobs(tokens),
             "finish_reason": reason,
-            "matched_stop": None if reason == "tool_calls" else matched_stop(tokens[-1]),  # streams have it
+            "matched_stop": None if reason == "tool_calls" else matched_stop(last_of(tokens)),  # streams have it
         }
         if self.fields.prompt_ids:
             choice["prompt_token_ids"] = self.prompt.unexpanded or self.prompt.ids
@@ -373,11 +378,12 @@ class _Completions(_Sglang):
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         first = not self.ids[index]
-        self.ids[index].append(token.id)
+        sampled = [token] if token.is_sampled else []
+        self.ids[index] += [token.id for token in sampled]
         so_far = None
         if self.common.continuous_usage:
             so_far = usage(len(self.prompt_of(index).ids), len(self.ids[index]), reasoning_tokens=0)
-        chunk = {"choices": [self._choice(index, [token], first=first)], "usage": so_far}
+        chunk = {"choices": [self._choice(index, sampled, first=first)], "usage": so_far}
         return [event(self.head("text_completion") | chunk)]
 
     def closing_events(self) -> list[bytes]:
@@ -400,8 +406,8 @@ class _Completions(_Sglang):
             "index": index,
             "text": echoed + "".join(token.text for token in tokens),
             "logprobs": self._logprobs(tokens),
-            "finish_reason": tokens[-1].finish_reason,
-            "matched_stop": matched_stop(tokens[-1]),
+            "finish_reason": last_of(tokens).finish_reason,
+            "matched_stop": matched_stop(last_of(tokens)),
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = [token.id for token in tokens]
@@ -457,7 +463,7 @@ class _Native(_Sglang):
         return None if self._is_list else self.id
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        self._tokens[index].append(token)
+        append(self._tokens[index], token)
         choice = self._choice(index, self._tokens[index])
         if self.engine.options.incremental_streams:
             ids = choice["output_ids"][-1:]
@@ -587,11 +593,28 @@ class SglangRoutes(EngineRoutes):
     @route("POST", "/abort_request")
     async def _abort_request(self, request: web.Request) -> web.Response:
         # Every running call with an id that begins with `rid` ends; the response is empty in any case.
-        rid = (await read_body(request)).get("rid")
-        if isinstance(rid, str) and rid:
-            for name in self._engine.aborted:
-                self._engine.aborted[name] |= name.startswith(rid)
+        body = await read_body(request)
+        rid = body.get("rid")
+        if body.get("abort_all") is True:
+            self._engine.abort()
+        elif isinstance(rid, str) and rid:
+            self._engine.abort(lambda response: response.rid is not None and response.rid.startswith(rid))
         return web.Response()
+
+    @route("POST", "/pause_generation")
+    async def _pause_generation(self, request: web.Request) -> web.Response:
+        engine, mode = self._engine, (await read_body(request)).get("mode", "abort")
+        if mode not in {"abort", "retract", "in_place"}:
+            raise invalid_value(f"mode must be abort, retract or in_place, got {mode!r}.")
+        engine.pause("all")
+        if mode == "abort":
+            await engine.ended(engine.abort())
+        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    @route("POST", "/continue_generation")
+    async def _continue_generation(self, request: web.Request) -> web.Response:
+        self._engine.pause(None)
+        return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     @route("POST", "/update_weight_version")
     async def _update_weight_version(self, request: web.Request) -> web.Response:
@@ -599,7 +622,7 @@ class SglangRoutes(EngineRoutes):
         version = new_version(body)
         self._engine.weight_version = version
         if body.get("abort_all_requests", True):
-            self._engine.aborts += 1
+            self._engine.abort()
         message = f"Weight version updated to {version}"
         return json_response({"success": True, "message": message, "new_version": version})
 

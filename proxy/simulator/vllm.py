@@ -24,11 +24,12 @@ from proxy.simulator.engine import (
     experts_as_npy,
     gauge_response,
     json_response,
+    last_of,
     read_body,
     route,
     usage,
 )
-from proxy.simulator.errors import RequestError, invalid_value
+from proxy.simulator.errors import RequestError, invalid_value, validation_errors
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
 from proxy.simulator.options import Options
 from proxy.simulator.parser import CallDelta, Delta
@@ -114,17 +115,20 @@ class _Chat(ChatReply):
     def token_events(self, index: int, token: Token) -> list[bytes]:
         # If the text of a token is held back, it has a chunk only for its ids or logprobs.
         delta = self._delta(self.feed(index, token))
+        if not self.ids[index]:
+            return []  # aborted before its first token (cassette `pause_abort_stream`)
+        sampled = [token] if token.is_sampled else []
         ended = token.finish_reason is not None
         if not delta and not ended and not self._has_ids and not self._has_logprobs:
             return []
         choice: JsonObject = {
             "delta": delta,
-            "logprobs": self._logprobs([token]),
+            "logprobs": self._logprobs(sampled),
             "finish_reason": self._finish(token, has_calls=index in self.with_calls),
         }
         if ended:
             choice["stop_reason"] = token.stop_reason
-        choice["token_ids"] = [token.id] if self._has_ids else None
+        choice["token_ids"] = [token.id for token in sampled] if self._has_ids else None
         return [event(self._chunk(index, choice))]
 
     def closing_events(self) -> list[bytes]:
@@ -161,8 +165,8 @@ class _Chat(ChatReply):
             "index": index,
             "message": message,
             "logprobs": self._logprobs(tokens),
-            "finish_reason": self._finish(tokens[-1], has_calls=bool(parsed.calls)),
-            "stop_reason": tokens[-1].stop_reason,
+            "finish_reason": self._finish(last_of(tokens), has_calls=bool(parsed.calls)),
+            "stop_reason": last_of(tokens).stop_reason,
             "token_ids": [token.id for token in tokens] if self._has_ids else None,
             "routed_experts": None,
         }
@@ -216,7 +220,7 @@ class _Chat(ChatReply):
     def _details(self, choices: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return the number of reasoning tokens of all choices, without the opening and closing tags."""
         close = self.engine.model.tokenizer.id("</think>")
-        start = 0 if self.prompt.options.reasoning_open else 1
+        start = 0 if self.prompt.reasoning_open else 1
         reasoning = [list(takewhile(close.__ne__, ids[start:])) for ids in choices]
         return {"reasoning_tokens": sum(map(len, reasoning))}
 
@@ -238,15 +242,18 @@ class _Completions(Response):
     def token_events(self, index: int, token: Token) -> list[bytes]:
         prompt = self.prompt_of(index)
         first = not self.ids[index]
-        self.ids[index].append(token.id)
+        sampled = [token] if token.is_sampled else []
+        self.ids[index] += [token.id for token in sampled]
+        if not self.ids[index]:
+            return []  # aborted before its first token (vLLM 0.32, entrypoints/openai/completion/serving.py)
         has_prompt_ids = first and bool(self.common.return_token_ids or self.completions.echo)
         choice = {
             "text": self._text([token], prompt, first=first),
-            "logprobs": self._logprobs(index, [token], prompt, first=first),
+            "logprobs": self._logprobs(index, sampled, prompt, first=first),
             "finish_reason": token.finish_reason,
             "stop_reason": token.stop_reason,
             "prompt_token_ids": prompt.ids if has_prompt_ids else None,
-            "token_ids": [token.id] if self.common.return_token_ids else None,
+            "token_ids": [token.id for token in sampled] if self.common.return_token_ids else None,
         }
         return [event(_chunk(self, "text_completion", index, choice))]
 
@@ -276,8 +283,8 @@ class _Completions(Response):
             "index": index,
             "text": self._text(tokens, prompt, first=True),
             "logprobs": self._logprobs(index, tokens, prompt, first=True),
-            "finish_reason": tokens[-1].finish_reason,
-            "stop_reason": tokens[-1].stop_reason,
+            "finish_reason": last_of(tokens).finish_reason,
+            "stop_reason": last_of(tokens).stop_reason,
             "token_ids": [token.id for token in tokens] if self.common.return_token_ids else None,
             "prompt_logprobs": _prompt_logprobs(self, prompt, alternatives),
             "prompt_token_ids": prompt.ids if self.common.return_token_ids else None,
@@ -368,7 +375,9 @@ class _Generated(Response):
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         first = not any(self.ids)
-        self.ids[index].append(token.id)
+        self.ids[index] += [token.id] if token.is_sampled else []
+        if not self.ids[index]:
+            return []
         count = _full_usage(self, [self.ids[index]]) if self.common.continuous_usage else None
         chunk: JsonObject = {"request_id": self.id, "usage": count}
         if first and self.fields.return_token_ids:
@@ -402,22 +411,24 @@ class _Generated(Response):
 
     def _choice(self, index: int, tokens: Sequence[Token], sampled_ids: Sequence[int]) -> JsonObject:
         """Return a choice with these tokens; experts and weight versions, which need all ids so far, are in its last chunk."""
-        ended = tokens[-1].finish_reason is not None
+        last, text = last_of(tokens), "".join(token.text for token in tokens)
+        tokens = [token for token in tokens if token.is_sampled]
+        ended = last.finish_reason is not None
         experts = self.engine.options.routed_experts and ended
         masks = [
             sorted({*token.distribution.likely, token.id}) for token in tokens
         ]  # the ids that could have been sampled
         choice: JsonObject = {
             "index": index,
-            "finish_reason": tokens[-1].finish_reason,
-            "stop_reason": tokens[-1].stop_reason,
+            "finish_reason": last.finish_reason,
+            "stop_reason": last.stop_reason,
             "token_ids": [token.id for token in tokens],
             "routed_experts": experts_as_npy([*self.fields.token_ids, *sampled_ids]) if experts else None,
             "sampling_mask": masks if self.engine.options.sampling_mask else None,
             "weight_versions": self.versions.spans(len(sampled_ids)) if ended else None,
         }
         if self.fields.output_mode == "text":
-            choice["text"] = "".join(token.text for token in tokens)
+            choice["text"] = text
         choice["logprobs"] = self._logprobs(tokens)
         return choice
 
@@ -469,9 +480,7 @@ class VllmRoutes(EngineRoutes):
     @route("POST", "/inference/v1/generate")
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         model, options = self._engine.model, self._engine.options
-        if not options.scale_out:
-            message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-            raise RequestError(message, status=403, kind="PermissionDeniedError")
+        self._check_scale_out()
         fields, common = _read_generate(await read_body(request), options)
         prompt = _generate_prompt(fields, common, model, options)
         return await self._respond(request, _Generated(self._engine, common, [prompt], "generate-tokens", fields))
@@ -500,6 +509,45 @@ class VllmRoutes(EngineRoutes):
         version = new_version(await read_body(request))
         self._engine.weight_version = version
         return json_response({"success": True, "new_version": version})
+
+    @route("POST", "/pause")
+    async def _pause(self, request: web.Request) -> web.Response:
+        engine, mode = self._engine, request.query.get("mode", "abort")
+        if mode not in {"abort", "wait", "keep"}:
+            raise validation_errors(["Input should be 'abort', 'wait' or 'keep'"], "query.mode")
+        engine.pause("new" if mode == "wait" else "all")
+        if mode != "keep":
+            await engine.ended(engine.abort() if mode == "abort" else None)
+        return json_response({"status": "paused"})
+
+    @route("POST", "/resume")
+    async def _resume(self, request: web.Request) -> web.Response:
+        self._engine.pause(None)
+        return json_response({"status": "resumed"})
+
+    @route("GET", "/is_paused")
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        return json_response({"is_paused": self._engine.paused is not None})
+
+    @route("POST", "/abort_requests")
+    async def _abort_requests(self, request: web.Request) -> web.Response:
+        ids = (await read_body(request)).get("request_ids") or ()
+        aborted = self._engine.abort(lambda response: not ids or response.rid in ids)
+        return json_response({"status": "aborted", "aborted": len(ids or aborted)})
+
+    @route("POST", "/inference/v1/abort_requests")
+    async def _abort_generate(self, request: web.Request) -> web.Response:
+        self._check_scale_out()
+        ids = (await read_body(request)).get("request_ids")
+        if ids is None:
+            return json_response({"detail": "Missing 'request_ids' in request body"}, 400)
+        self._engine.abort(lambda response: response.rid in ids)
+        return web.Response()
+
+    def _check_scale_out(self) -> None:
+        if not self._engine.options.scale_out:
+            message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            raise RequestError(message, status=403, kind="PermissionDeniedError")
 
     @route("GET", "/version")
     async def _version(self, request: web.Request) -> web.Response:

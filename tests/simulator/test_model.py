@@ -16,7 +16,7 @@ PROMPT = MODEL.tokenizer.encode("<|im_start|>user\nHi 🦊<|im_end|>\n<|im_start
 
 def generated(seed=1, max_tokens=400, common=None, **options):
     options = GenerationOptions(max_tokens, **options)
-    return list(MODEL.generate(prefix_from(PROMPT), common or CommonFields(), options, seed))
+    return list(MODEL.generate(PROMPT, common or CommonFields(), options, seed))
 
 
 def test_a_reply_ends_its_turn():
@@ -30,7 +30,7 @@ def test_a_reply_ends_its_turn():
 def test_replies_are_the_same_on_every_machine():
     """A prompt and a seed give these ids and logprobs on every machine and in every version."""
     prompt = MODEL.tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    tokens = list(MODEL.generate(prefix_from(prompt), CommonFields(), GenerationOptions(6), 1))
+    tokens = list(MODEL.generate(prompt, CommonFields(), GenerationOptions(6), 1))
 
     assert prompt == [2040, 1125, 10, 72, 105, 2041, 10, 2040, 1146, 10]
     assert [token.id for token in tokens] == [1079, 368, 319, 950, 419, 292]

@@ -99,18 +99,21 @@ def test_planned_ids_are_sampled():
 
 
 @given(st.integers(0, 1 << 64), st.integers(0, 90))
-def test_a_plan_ends_the_turn(seed, min_tokens):
-    """A plan has 8 to 60 tokens, or `min_tokens` and one if these are more, and the last one ends the turn."""
-    plan = plan_reply(RandomStream(seed), end=END, min_tokens=min_tokens)
+def test_a_planned_turn_ends(seed, min_tokens):
+    """It has 8 to 60 tokens, or `min_tokens` and one if these are more, and the last one ends the turn."""
+    plan = plan_reply(RandomStream(seed))
+    sampler = Sampler(load_next_token_model(), WORDS, seed, 1.0)
+    tokens = sampler.sample(prefix_from(PROMPT), plan, end=END, min_tokens=min_tokens)
+    count = next(count for count, (token, _) in enumerate(tokens, 1) if token == END)
 
-    assert max(8, min_tokens + 1) <= len(plan) <= max(60, min_tokens + 1)
-    assert plan[-1] == END
-    assert {FREE} == set(plan[:-1])
+    assert {FREE} == set(plan)
+    assert count == max(len(plan), min_tokens) + 1
+    assert 8 <= len(plan) + 1 <= 60
 
 
 def test_a_plan_can_have_reasoning_and_a_call():
     """Reasoning comes first, between its tags; forced ids replace the drawn words."""
-    plan = plan_reply(RandomStream(1), end=None, forced=[5, 6], reasoning_tags=(3, 4))
+    plan = plan_reply(RandomStream(1), forced=[5, 6], reasoning_tags=(3, 4))
 
     assert [token for token in plan if token != FREE] == [3, 4, 5, 6]
     assert plan[0] == 3
