@@ -117,12 +117,13 @@ class Engine:
     def abort(self, selects: Callable[["Response"], bool] = lambda _: True) -> Sequence["Response"]:
         """Abort the running calls that `selects` accepts, and return them.
 
-        SGLang ends a running call with its next token (0.5.23, managers/scheduler.py, `abort_request`), vLLM at once (0.32,
-        v1/engine/output_processor.py, `abort_requests`).
+        SGLang ends a running call with its next token, and no call that waits for the end of a pause (0.5.23); vLLM ends all at
+        once (0.32, v1/engine/output_processor.py, `abort_requests`).
         """
-        found = [response for response in self._calls.values() if selects(response)]
+        is_sglang = self.options.shape == "sglang"
+        found = [call for call in self._calls.values() if selects(call) and (call.has_begun or not is_sglang)]
         for response in found:
-            response.abort = "with" if response.has_begun and self.options.shape == "sglang" else "instead"
+            response.abort = "with" if is_sglang else "instead"
         self._notify()
         return found
 
@@ -320,15 +321,21 @@ class ChatReply(Response):
     def __post_init__(self) -> None:
         Response.__post_init__(self)
         is_open, blocks = self.prompt.reasoning_open, self.prompt.call_blocks
+        # The streamed parser of vLLM 0.32 looks for the end of the reasoning in the prompt; its other one and SGLang's do not.
+        reasons = self.reasons and not (self.prompt.reasoning_closed and self.engine.options.shape == "vllm")
         self._parsers = [
-            StreamParser(reasoning=self.reasons, tools=self.calls, reasoning_open=is_open, blocks=blocks)
-            for _ in self.ids
+            StreamParser(reasoning=reasons, tools=self.calls, reasoning_open=is_open, blocks=blocks) for _ in self.ids
         ]
+
+    @property
+    def separates(self) -> bool:
+        """Whether the client wants reasoning apart from content."""
+        return True
 
     @property
     def reasons(self) -> bool:
         """Whether replies begin with reasoning that is parsed."""
-        return self.engine.options.has_parser and self.prompt.reasons
+        return self.engine.options.has_parser and self.prompt.options.reasoning and self.separates
 
     @property
     def calls(self) -> bool:
@@ -343,7 +350,8 @@ class ChatReply(Response):
     def feed(self, index: int, token: Token) -> Delta:
         """Return what a token adds to a streamed reply."""
         self.ids[index] += [token.id] if token.is_sampled else []
-        delta = self._parsers[index].feed(token.text, ended=token.finish_reason is not None)
+        # What the parsers hold back of a reply that is aborted is lost (vLLM 0.32, SGLang 0.5.23).
+        delta = self._parsers[index].feed(token.text, ended=token.finish_reason not in {None, "abort"})
         if delta.calls:
             self.with_calls.add(index)
         return delta

@@ -198,8 +198,8 @@ class Prompt:
     text: str = ""
     call_blocks: CallBlocks = field(default_factory=dict)  # the texts that are tool calls in a reply
     unexpanded: Sequence[int] | None = None  # the ids with one placeholder for each image, None without images
-    reasons: bool = False  # what is sampled begins with reasoning
-    reasoning_open: bool = False  # the tag that opens it is in the prompt
+    reasoning_open: bool = False  # the prompt has the beginning of the reasoning
+    reasoning_closed: bool = False  # and its end
 
 
 def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
@@ -284,8 +284,8 @@ def chat_prompt(
             ends_with_call=bool(turn.call),
             cut=cut,
         )
-    reasons = generation.reasoning and _REASONING_END not in begun
-    return Prompt(ids, generation, text, replies.blocks, unexpanded, reasons, is_open or _REASONING in begun)
+    is_closed = _REASONING_END in begun
+    return Prompt(ids, generation, text, replies.blocks, unexpanded, is_open or _REASONING in begun, is_closed)
 
 
 _MAX_OPENING: Final = 3

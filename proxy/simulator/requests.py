@@ -284,6 +284,7 @@ class SglangFields:
     routed_experts_start_len: int | None = 0
     input_ids: list[_TokenId] | None = None
     rid: str | None = None
+    separate_reasoning: bool | None = True
     framed: bool = False
 
     @property
@@ -324,11 +325,13 @@ _NATIVE: Final = TypeAdapter(NativeRequest)
 
 
 def read_sglang_fields(body: Body, headers: Mapping[str, str], options: Options) -> SglangFields:
-    """Return SGLang's own fields; without `supports_ids_flags`, only `input_ids` and `rid`."""
+    """Return SGLang's own fields; without `supports_ids_flags`, only `input_ids`, `rid` and `separate_reasoning`."""
     body = {key: body[key] for key in SglangFields.__dataclass_fields__ if key in body and key != "framed"}
     flags = {key: True for key, name in _HEADERS.items() if headers.get(name) == "1"}
     fields = read_fields(_SGLANG_FIELDS, body | flags)
-    return fields if options.supports_ids_flags else SglangFields(input_ids=fields.input_ids, rid=fields.rid)
+    if options.supports_ids_flags:
+        return fields
+    return SglangFields(input_ids=fields.input_ids, rid=fields.rid, separate_reasoning=fields.separate_reasoning)
 
 
 def read_sglang_common(body: Body, options: Options) -> CommonFields:

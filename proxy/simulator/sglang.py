@@ -212,6 +212,10 @@ class _Chat(_Sglang, ChatReply):
     fields: SglangFields
     _last: dict[int, Token] = field(init=False, default_factory=dict)  # of each choice that is streamed
 
+    @property
+    def separates(self) -> bool:
+        return self.fields.separate_reasoning is not False
+
     def token_events(self, index: int, token: Token) -> list[bytes]:
         first = not self.ids[index]
         self._last[index] = token

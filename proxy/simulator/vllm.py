@@ -258,6 +258,10 @@ class _Completions(Response):
         return [event(_chunk(self, "text_completion", index, choice))]
 
     @property
+    def rid(self) -> str | None:
+        return f"{self.id}-0"  # each prompt has its own id
+
+    @property
     def scores_prompt(self) -> bool:
         return self.common.prompt_logprobs is not None or bool(self.completions.echo)
 

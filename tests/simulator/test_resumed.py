@@ -98,20 +98,36 @@ def test_a_reply_continues_after_any_of_its_tokens(body, sampling, rate, templat
     ]
 
 
-def test_the_rest_of_a_thought_or_of_what_follows_it_is_parsed():
-    """After a prompt that ends inside a thought the rest of the thought is parsed; after a closed one, there is none."""
-    body = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}, "seed": 3, "max_tokens": 90}
-    model, options = load_model(), Options()
-    prompt, whole = sampled(body, options)
-    close = [token.id for token in whole].index(model.tokenizer.id("</think>"))
-    chat, common = read_chat(body), read_common(body, options)
-    parsers = []
-    for count in (0, 2, close + 1):
-        ids = [*prompt, *(token.id for token in whole[:count])]
-        resumed = chat_prompt(chat, common, model, options, ids=ids)
-        parsers.append((resumed.reasons, resumed.reasoning_open))
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
+WAYS = {"vllm": lambda ids: {"kv_transfer_params": {"prompt_token_ids": ids}}, "sglang": lambda ids: {"input_ids": ids}}
 
-    assert parsers == [(True, False), (True, True), (False, True)]
+
+@SHAPES
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_rest_of_a_reply_with_reasoning_is_parsed_as_by_the_engine(shape, stream, start):
+    """Inside a thought all engines go on with it; after its end, only vLLM's streams know that, or SGLang by a field."""
+    engine = await start(Options(shape=shape))
+    body = {"messages": HELLO, "seed": 3, "max_tokens": 90, **THINKS}
+    prompt, whole = sampled(body, Options())
+    closing = [token.id for token in whole].index(load_model().tokenizer.id("</think>")) + 1
+
+    async def rest(count, **more):
+        asked = {**body, "seed": 3 + count, **WAYS[shape]([*prompt, *(token.id for token in whole[:count])]), **more}
+        if not stream:
+            parts = [(await engine(CHAT, **asked))["choices"][0]["message"]]
+        else:
+            parts = [choice["delta"] for chunk in await engine.stream(CHAT, **asked) for choice in chunk["choices"]]
+        thought = "".join(part.get("reasoning") or part.get("reasoning_content") or "" for part in parts)
+        return thought, "".join(part.get("content") or "" for part in parts)
+
+    thought, content = await rest(0)
+    rest_of_thought, same = await rest(2)
+    known = ("", content) if shape == "vllm" and stream else (content, "")
+
+    assert (thought.endswith(rest_of_thought), same) == (True, content)
+    assert known == await rest(closing)
+    if shape == "sglang":
+        assert ("", content) == await rest(closing, separate_reasoning=False)
 
 
 def faulty(shape, *cuts, **fields):
@@ -228,7 +244,7 @@ async def test_vllm_aborts_calls_by_their_ids(stream, start):
     await engine("/update_weight_version", new_version="v2")
     await engine.answer("/inference/v1/abort_requests", {"request_ids": ["chatcmpl-yours"]})
     assert b'"abort"' in (await calls[1])[1]
-    assert {"status": "aborted", "aborted": 1} == await engine("/abort_requests")
+    assert {"status": "aborted", "aborted": 1} == await engine("/abort_requests", request_ids=[])
 
     assert b'"abort"' in (await calls[2])[1]
     assert (b'"abort"' in raw, b'"usage":' in raw) == (not stream, not stream)
