@@ -33,6 +33,7 @@ _PER_ITERATION: Final = 64  # connections that are accepted before other events 
 _FULL_INTERVAL_S: Final = 0.01  # the channels of busy workers are full
 _ERROR_INTERVAL_S: Final = 1.0  # as asyncio, for example without free file descriptors
 _END_TIMEOUT_S: Final = 1.0
+_UNACKED: Final = 24  # in struct tcp_info
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +60,11 @@ class Acceptor:
 
     def __repr__(self) -> str:
         return f"<Acceptor for {len(self._workers)} workers>"
+
+    @property
+    def waiting(self) -> int:
+        """The number of connections that no worker has yet."""
+        return backlog_of(self._listening) + (self._held is not None)
 
     def add_worker(self) -> socket.socket:
         """Return the end of a new channel for a worker. The caller closes it once the worker has it."""
@@ -171,6 +177,17 @@ class Acceptor:
             self._workers.remove(worker)
         if changes or not reports:
             self._update()
+
+
+def backlog_of(listening: Sequence[socket.socket]) -> int:
+    """Return the number of connections in the backlogs of listening sockets; 0 if the system does not report it.
+
+    That is `tcpi_unacked` of Linux (tcp_get_info in net/ipv4/tcp.c, 6.18).
+    """
+    if sys.platform != "linux":
+        return 0
+    infos = (each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4) for each in listening)
+    return sum(int.from_bytes(info[_UNACKED:], sys.byteorder) for info in infos)
 
 
 class HandedOver(web.BaseSite):

@@ -7,7 +7,6 @@ A shutdown first announces itself on /ready (`shutdown_delay_s`), then stops acc
 import asyncio
 import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from proxy.config.settings import Settings
 from proxy.errors import StoreUnavailable
 from proxy.server.app import make_app, make_control_app, store_options
 from proxy.server.connections import Runner
-from proxy.server.handover import HandedOver
+from proxy.server.handover import HandedOver, backlog_of
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import LOG, WIRE_LOG
 from proxy.telemetry.multiprocess import WorkerSlot
@@ -38,7 +37,6 @@ _CONTROL_DRAIN_TIMEOUT_S = (
     5  # the control API listens until the last call has ended; requests that wait there then are aborted
 )
 _BACKLOG = 4096  # the kernel's own limit (net.core.somaxconn) is the same by default
-_UNACKED = 24  # in struct tcp_info
 _STANDBY_INTERVAL_S = 0.5
 _PROBE = "probe"  # a constant of the store: only the first write of it changes the store
 _LINGER_TIMEOUT_S = 2  # how long the rest of a refused body is read, so that its sender receives the error
@@ -295,14 +293,3 @@ def listen_at(listen: str) -> list[socket.socket]:
             each.close()
         raise OSError(f"Cannot listen on {listen}: {failure_text(error)}") from error
     return opened
-
-
-def backlog_of(listening: Sequence[socket.socket]) -> int:
-    """Return the number of connections in the backlogs of listening sockets; 0 if the system does not report it.
-
-    That is `tcpi_unacked` of Linux (tcp_get_info in net/ipv4/tcp.c, 6.18).
-    """
-    if sys.platform != "linux":
-        return 0
-    infos = (each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4) for each in listening)
-    return sum(int.from_bytes(info[_UNACKED:], sys.byteorder) for info in infos)

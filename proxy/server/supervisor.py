@@ -18,6 +18,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,8 @@ from proxy.server.handover import Acceptor
 from proxy.server.listener import RunningServer, listen_at, running
 from proxy.server.shutdown import ShutdownSignal, stopping
 from proxy.telemetry.logs import LOG, set_up
-from proxy.telemetry.multiprocess import WorkerSlot
+from proxy.telemetry.metrics import DECLARED
+from proxy.telemetry.multiprocess import Family, WorkerSlot, encoded, respond_at
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.
@@ -62,14 +64,22 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
             stack.push_async_callback(server.stop)
             changes["store"] = settings.store.model_copy(update={"url": f"unix:{server.socket}"})
         prefix = f"tokentape-{os.getpid()}-"
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-        workers = Workers(settings.model_copy(update=changes), Path(folder), acceptors)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)))
+        stack.callback((await respond_at(folder / "supervisor.sock", partial(_metrics, acceptors[0]))).close)
+        workers = Workers(settings.model_copy(update=changes), folder, acceptors)
         try:
             yield await workers.start()
         finally:
             failed = await workers.stop()
     if failed:
         raise OSError(f"A worker did not stop cleanly (exit code {failed}); see the log")
+
+
+def _metrics(acceptor: Acceptor) -> bytes:
+    """Return what the workers' metrics lack: the connections that none of them has yet."""
+    name = "waiting_connections"
+    full = f"tokentape_{name}"
+    return encoded([Family(full, "gauge", DECLARED[name].text, {(full, ()): acceptor.waiting})])
 
 
 class Workers:

@@ -286,7 +286,7 @@ class Metrics:
     )
     connections: Gauge = _metric("Open connections of clients, waiting for a request or with one.")
     connections_limit: Gauge = _metric("Limit of connections (agents.max_connections); calls on further ones get 429.")
-    waiting_connections: Gauge = _metric("Connections that no process has accepted yet.")
+    waiting_connections: Gauge = _metric("Connections that no process serves yet, also those on their way to a worker.")
     waiting_calls: Gauge = _metric("Calls that arrived and wait for their start, which is in the order of their arrival.")
     stalled_clients: Counter = _metric(
         "Clients disconnected because they stopped reading (agents.client_stall_timeout_s)."

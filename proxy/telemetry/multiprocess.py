@@ -66,7 +66,7 @@ class WorkerMetrics:
             for policy, versions in _windows(self._inherited):
                 self._metrics.reward_windows.adopt(policy, versions)
             path.unlink(missing_ok=True)
-            self._server = await asyncio.start_unix_server(self._respond, path)
+            self._server = await respond_at(path, self._dump)
 
     async def close(self) -> None:
         """Stop responding to the other workers."""
@@ -98,17 +98,28 @@ class WorkerMetrics:
         self._settle()
         inherited = _with_windows(self._inherited, self._metrics.reward_windows.has)
         families = summed([families_from(self._registry), inherited])
-        return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
+        return encoded(families)
 
     def _settle(self) -> None:
         with self._metrics.reward_windows.lock:
             self._metrics.reward_windows.settle()
 
-    async def _respond(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def respond_at(path: Path, metrics: Callable[[], bytes]) -> asyncio.Server:
+    """Respond with `encoded` metrics at a socket in the folder, whose metrics each worker includes."""
+
+    async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            writer.write(self._dump())
+            writer.write(metrics())
             await writer.drain()
         writer.close()
+
+    return await asyncio.start_unix_server(respond, path)
+
+
+def encoded(families: Iterable[Family]) -> bytes:
+    """Return metrics as JSON."""
+    return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
 
 
 def families_from(registry: CollectorRegistry) -> list[Family]:

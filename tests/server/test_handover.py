@@ -243,3 +243,17 @@ async def test_connections_that_a_worker_has_not_accepted_yet_are_counted(accept
             writer.close()
 
     assert 0 == before
+
+
+async def test_connections_that_no_worker_has_yet_are_counted(acceptor):
+    """Those in the backlog, and one that is accepted while all channels are full."""
+    one, url = acceptor
+    port = int(url.rpartition(":")[2])
+    before = one.waiting
+    writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(3)]
+    in_backlog = one.waiting
+    one._accept(one._listening[0])
+    for writer in writers:
+        writer.close()
+
+    assert (0, 3, 3) == (before, in_backlog, one.waiting)

@@ -11,7 +11,8 @@ from tests.support.fakes import fake_engine, settings_for
 from tests.support.recorded import load
 from tests.support.stored import stored_steps
 
-from proxy.server.listener import backlog_of, listen_at, running
+from proxy.server.handover import backlog_of
+from proxy.server.listener import listen_at, running
 from storage import open_store
 from storage.embedded.server import start_embedded
 from storage.errors import StorageError

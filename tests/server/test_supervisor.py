@@ -48,7 +48,7 @@ def calls_per_worker(pid):
     return [
         sum(value for metric, *_, samples in orjson.loads(path.read_bytes()) if metric == "tokentape_calls"
             for (name, _), value in samples if name.endswith("_total"))
-        for path in sorted(folder.glob("*.json"))
+        for path in sorted(folder.glob("[0-9]*.json"))
     ]  # fmt: skip
 
 
@@ -155,8 +155,10 @@ async def test_calls_are_distributed_over_the_workers_and_their_metrics_are_summ
             counts = {await metric(url, http, "tokentape_calls_total") for _ in range(8)}
             steps = await stored(url, http, 1)
         counts_per_worker = calls_per_worker(process.pid)
+        ((of_supervisor, *_),) = orjson.loads((sockets_folder(process.pid) / "supervisor.json").read_bytes())
 
     assert {40} == counts
+    assert "tokentape_waiting_connections" == of_supervisor
     assert list(range(40)) == [step["index"] for step in steps]
     assert 40 == sum(counts_per_worker)
     assert all(counts_per_worker)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from proxy.telemetry import multiprocess
 from proxy.telemetry.metrics import make_metrics
-from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
+from proxy.telemetry.multiprocess import Family, WorkerMetrics, WorkerSlot, encoded, respond_at
 
 
 @pytest.fixture
@@ -38,6 +38,17 @@ def value_in(exposition, line):
     """Return the value of a sample."""
     (value,) = re.findall(rf"^{re.escape(line)} (\S+)$", exposition.decode(), re.MULTILINE)
     return float(value)
+
+
+async def test_the_supervisor_s_metrics_are_added(workers, tmp_path):
+    """They are served in the same way."""
+    name = "tokentape_waiting_connections"
+    families = [Family(name, "gauge", "", {(name, ()): 5})]
+    server = await respond_at(tmp_path / "supervisor.sock", lambda: encoded(families))
+    metrics, worker = await workers(0)
+    metrics.waiting_connections.set(2)
+    async with server:
+        assert 7 == await value_of(worker, name)
 
 
 async def test_any_worker_returns_the_sum_of_all(workers):
