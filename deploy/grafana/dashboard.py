@@ -156,9 +156,10 @@ CONTINUATION = Row("Continuation", [
           (f"{rate('continuations', 'reason', REFUSED)} > 0", "{{reason}}"), stacked=True),
     quantiles("Duration of continuations", "continuation_duration_seconds",
               "Time for the engine's renderings before the call is sent."),
-    graph("Rollouts in memory", "For rollouts of calls, with the limit agents.rollout_cache_bytes, and for prepared calls.",
+    graph("Rollouts in memory", "For rollouts of calls, prepared calls and texts of tokens, in bytes.",
           "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}"),
-          (gauge("plan_cache_bytes", "instance"), "prepared calls at {{instance}}"), width=24),
+          (gauge("plan_cache_bytes", "instance"), "prepared calls at {{instance}}"),
+          (gauge("text_cache_bytes", "instance"), "texts of tokens at {{instance}}"), width=24),
 ])  # fmt: skip
 
 STORE = Row("Store", [

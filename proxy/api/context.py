@@ -56,6 +56,7 @@ class Context:
     sampling: Sampling
     translation: TranslationOptions
     tokenizers: Tokenizers
+    token_texts: TokenTexts
     registry: EndpointRegistry
     worker_metrics: WorkerMetrics
     rollouts: LiveRollouts
@@ -68,7 +69,6 @@ class Context:
     rescorers: Rescorers
     stopping: asyncio.Event
     start_trace: Callable[[Any], Any] | None = None
-    token_texts: TokenTexts = field(default_factory=TokenTexts)
     pacing: StartPacing = field(default_factory=StartPacing)
 
     @property

@@ -163,6 +163,12 @@ class EnginesSettings(Section):
         2**28,
         gt=0,
     )
+    plan_cache_bytes: int = described("Memory of a process for the prepared calls of each endpoint.", 2**23, ge=0)
+    text_cache_bytes: int = described(
+        "Memory of a process for texts of tokens, which reads of steps request from engines: two large vocabularies.",
+        2**26,
+        ge=0,
+    )
     passthrough: list[str] = described(
         "Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
         ["/v1/embeddings", "/tokenize", "/detokenize"],

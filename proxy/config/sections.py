@@ -394,6 +394,9 @@ class ArchiveSettings(Section):
     )
     interval_s: float = described("Time between two sweeps; each writes new files.", 3600, gt=0)
     rollouts_per_file: int = described("Maximum rollouts in a file.", 1000, ge=1)
+    buffer_bytes: int = described(
+        "Memory for rows that are compressed together: a row group. Less makes larger files.", 2**25, gt=0
+    )
 
     @model_validator(mode="after")
     def _deletes_to_save_memory(self) -> Self:

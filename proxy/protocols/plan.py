@@ -32,7 +32,6 @@ from proxy.trajectory.images import IMAGES, has_images, names_in
 from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
 
 _STREAM: Final = frozenset({"stream", "stream_options"})
-_MAX_BYTES: Final = 2**23
 _BYTES_PER_PLAN: Final = 4096
 _NO_EXTRA: Final[Mapping[str, Any]] = {}
 
@@ -204,22 +203,23 @@ class PreparedPlan:
 
 
 class PreparedPlans(dict[bytes, PreparedPlan]):
-    """The prepared plans of the calls of an endpoint, by all that they depend on, of at most about `_MAX_BYTES`.
+    """The prepared plans of the calls of an endpoint, by all that they depend on, of at most about `max_bytes`.
 
     It is a dict, because each call reads it. `size`: their approximate memory in bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__()
+        self._max_bytes = max_bytes
         self.size = 0
 
     def keep(self, key: bytes, plan: PreparedPlan) -> None:
         """Keep a plan; all earlier plans are dropped if there is no room for it."""
         size = _BYTES_PER_PLAN + 3 * len(key)  # the plan refers to the values of the template
-        if self.size + size > _MAX_BYTES:
+        if self.size + size > self._max_bytes:
             self.clear()
             self.size = 0
-        if size <= _MAX_BYTES:
+        if size <= self._max_bytes:
             self.size += size
             self[key] = plan
 

@@ -52,7 +52,7 @@ from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule, rules_of
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
-from proxy.upstream.tokenizers import Tokenizers, text_from_ids
+from proxy.upstream.tokenizers import Tokenizers, TokenTexts, text_from_ids
 from storage import StoreOptions, open_store
 from storage.redis.store import Store
 from storage.types import Announcement
@@ -149,6 +149,7 @@ def _context_lifespan(
             context.metrics.plan_cache_bytes.set_function(
                 lambda: sum(endpoint.plans.size for endpoint in context.upstream.endpoints)
             )
+            context.metrics.text_cache_bytes.set_function(lambda: context.token_texts.size)
             context.metrics.waiting_calls.set_function(lambda: context.pacing.waiting)
             app[CONTEXT] = context
             app.on_shutdown.append(_begin_shutdown)
@@ -197,6 +198,7 @@ async def _make_context(
         sampling=Sampling(**dict(settings.sampling)),
         translation=TranslationOptions(**dict(settings.dialects)),
         tokenizers=tokenizers,
+        token_texts=TokenTexts(settings.engines.text_cache_bytes),
         registry=registry,
         worker_metrics=worker_metrics,
         rollouts=rollouts,
@@ -299,7 +301,12 @@ def _policies(
 
 def _archive(context: Context, settings: ArchiveSettings, url: str) -> BackgroundArchive:
     options = ArchiveOptions(
-        settings.when, settings.older_than_s, settings.delete, settings.rollouts_per_file, settings.memory_share
+        settings.when,
+        settings.older_than_s,
+        settings.delete,
+        settings.rollouts_per_file,
+        settings.memory_share,
+        settings.buffer_bytes,
     )
     archiver = Archiver(context.store, context.clock, context.metrics, Dataset(url), options)
     return BackgroundArchive(archiver, process_id=new_id(context.clock), interval_s=settings.interval_s)

@@ -279,7 +279,8 @@ class Metrics:
     )
     in_flight_rollouts: Gauge = _metric("Rollouts with a call in flight, counted once per worker.")
     rollout_cache_bytes: Gauge = _metric("Memory for the rollouts of calls (agents.rollout_cache_bytes).")
-    plan_cache_bytes: Gauge = _metric("Memory for prepared calls; at most 8 MiB for each endpoint.")
+    plan_cache_bytes: Gauge = _metric("Memory for prepared calls (engines.plan_cache_bytes, for each endpoint).")
+    text_cache_bytes: Gauge = _metric("Memory for texts of tokens (engines.text_cache_bytes).")
     in_flight_bytes: Gauge = _metric("Bytes held by calls in flight.")
     in_flight_limit_bytes: Gauge = _metric(
         "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429."
@@ -297,6 +298,7 @@ class Metrics:
     )
     archived_rollouts: Counter = _metric("Versions of rollouts written to the archive (docs/datasets.md).")
     archived_bytes: Counter = _metric("Bytes of files written to the archive.")
+    archive_buffer_bytes: Gauge = _metric("Memory for rows that are not compressed yet (archive.buffer_bytes).")
     archive_failures: Counter = _metric("Sweeps of the archive that failed; the next one continues.")
     archive_oldest_age_seconds: Gauge = _metric(
         "Time since the oldest rollout was finished that is not archived yet; 0 if there is none.", workers=max

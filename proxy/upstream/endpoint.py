@@ -211,6 +211,7 @@ class Endpoint:
     settings: EndpointSettings
     health: EjectionState
     queue: FairQueue
+    plan_cache_bytes: int
     traits: Traits | None = None
     is_detected: bool = False
     is_lost: bool = True
@@ -261,7 +262,7 @@ class Endpoint:
         if settings.api_key:
             self.headers.append(("Authorization", f"Bearer {settings.api_key.get_secret_value()}"))
         self.not_sent = NOT_SENT.union(map(str.lower, settings.headers))
-        self.plans = PreparedPlans()
+        self.plans = PreparedPlans(self.plan_cache_bytes)
         self._known = replace(
             detected, kind=self.engine.kind, version=self.version, sampling_defaults=self.sampling_defaults
         )
@@ -315,7 +316,7 @@ def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpo
     """Return an endpoint that is not detected yet."""
     health = EjectionState(engines.eject_after, engines.base_ejection_s, engines.max_ejection_s)
     queue = FairQueue(settings.max_in_flight, max_waiting=engines.max_queued, timeout_s=engines.queue_timeout_s)
-    return Endpoint(settings, health, queue)
+    return Endpoint(settings, health, queue, engines.plan_cache_bytes)
 
 
 NONE_CONFIGURED: Final = "No engine is configured; set engines.endpoints or start with --engine URL."

@@ -107,7 +107,7 @@ def load(path: str) -> Tokenizer:
         raise UnprocessableRequest(f"Tokenizer {path!r} cannot be loaded: {error}", param="tokenizer") from error
 
 
-_MAX_TEXTS: Final = 300_000  # two large vocabularies
+_BYTES_PER_TEXT: Final = 200  # an estimate: the objects of an id and its text
 _CONCURRENCY: Final = 8
 _TIMEOUT_S: Final = 3.0
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are not valid UTF-8
@@ -116,14 +116,15 @@ Vocabulary: TypeAlias = tuple[str, ...]  # endpoint and model
 
 
 class TokenTexts:
-    """A cache of token texts by vocabulary and id. The value is None for a token that is only a part of a character."""
+    """A cache of token texts by vocabulary and id. The value is None for a token that is only a part of a character.
 
-    def __init__(self, max_texts: int = _MAX_TEXTS) -> None:
-        self._max_texts = max_texts
+    `size`: its approximate memory in bytes, at most about `max_bytes`.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._known: dict[tuple[Vocabulary, int], str | None] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self.size = 0
 
     async def get(
         self, vocabulary: Vocabulary, ids: Collection[int], ask: Callable[[int], Awaitable[str | None]]
@@ -154,9 +155,11 @@ class TokenTexts:
 
     def _keep(self, vocabulary: Vocabulary, found: Mapping[int, str | None]) -> None:
         for token, text in found.items():
-            self._known[vocabulary, token] = text
-        while len(self._known) > self._max_texts:
-            del self._known[next(iter(self._known))]
+            if (vocabulary, token) not in self._known:  # a request at the same time has the same text
+                self._known[vocabulary, token] = text
+                self.size += _BYTES_PER_TEXT + len(text or "")
+        while self.size > self._max_bytes:
+            self.size -= _BYTES_PER_TEXT + len(self._known.pop(next(iter(self._known))) or "")
 
 
 def readable(text: str) -> str | None:

@@ -257,10 +257,10 @@ def test_messages_of_text_have_one_template(prompt):
 
 
 def test_prepared_plans_are_dropped_when_there_are_too_many():
-    plans, prepared = PreparedPlans(), prepared_of(CHAT, BODY)
+    plans, prepared = PreparedPlans(2**22), prepared_of(CHAT, BODY)
     for number in range(100):
         plans.keep(b"%3d" % number + bytes(2**16), prepared)
 
-    assert 0 < len(plans) < 50
+    assert 0 < len(plans) < 25
     plans.keep(bytes(2**24), prepared)
     assert not plans

@@ -637,7 +637,7 @@ def a_call_of_a_form_that_is_known(fragment: str, size: int) -> Work:
     def work() -> None:
         for path, body in bodies.items():
             template = template_of(body, DIALECTS[path], rules, has_lists=path == CHAT)
-            PreparedPlans().keep(orjson.dumps(template), prepared_of(path, body, CallOptions(sampling=rules)))
+            PreparedPlans(2**20).keep(orjson.dumps(template), prepared_of(path, body, CallOptions(sampling=rules)))
             plan_of(path, body, CallOptions(sampling=rules))
         long = read_long(raw, None)
         fresh_bytes(raw + b" ", long)

@@ -131,7 +131,7 @@ class Engine:
 
 
 async def test_each_id_is_requested_once():
-    texts, engine = TokenTexts(), Engine()
+    texts, engine = TokenTexts(2**20), Engine()
 
     assert {7: "<7>", 8: "<8>"} == await texts.get(VOCABULARY, [7, 8, 7], engine.detokenize)
     assert {8: "<8>", 9: "<9>"} == await texts.get(VOCABULARY, [9, 8], engine.detokenize)
@@ -139,7 +139,7 @@ async def test_each_id_is_requested_once():
 
 
 async def test_vocabularies_are_cached_separately():
-    texts, engine = TokenTexts(), Engine()
+    texts, engine = TokenTexts(2**20), Engine()
     await texts.get(VOCABULARY, [7], engine.detokenize)
     await texts.get(("other", "model"), [7], engine.detokenize)
 
@@ -148,12 +148,12 @@ async def test_vocabularies_are_cached_separately():
 
 async def test_an_engine_without_a_detokenizer_gets_few_requests():
     """The text received so far is returned."""
-    texts, engine = TokenTexts(), Engine(ends=3)
+    texts, engine = TokenTexts(2**20), Engine(ends=3)
     found = await texts.get(VOCABULARY, range(1000), engine.detokenize)
 
     assert {0: "<0>", 1: "<1>", 2: "<2>"} == found
     assert len(engine.requested) <= 3 + 8
-    assert 3 == len(texts)
+    assert 3 * 200 <= texts.size < 3 * 210
 
 
 async def test_after_the_timeout_the_text_received_so_far_is_returned(monkeypatch):
@@ -165,15 +165,15 @@ async def test_after_the_timeout_the_text_received_so_far_is_returned(monkeypatc
             await never.wait()
         return "a"
 
-    assert {0: "a"} == await TokenTexts().get(VOCABULARY, [0, 1, 2], detokenize)
+    assert {0: "a"} == await TokenTexts(2**20).get(VOCABULARY, [0, 1, 2], detokenize)
 
 
-async def test_the_cache_is_limited_to_max_texts():
+async def test_the_cache_is_limited_to_its_bytes():
     """The oldest entries are evicted; all requested text is returned."""
-    texts, engine = TokenTexts(max_texts=10), Engine()
+    texts, engine = TokenTexts(2100), Engine()
 
     assert 30 == len(await texts.get(VOCABULARY, range(30), engine.detokenize))
-    assert 10 == len(texts)
+    assert 2000 < texts.size <= 2100
     await texts.get(VOCABULARY, range(20, 30), engine.detokenize)
     assert 30 == len(engine.requested)
 
@@ -182,7 +182,7 @@ async def test_negative_ids_are_not_requested():
     """Some engines pad with -1."""
     engine = Engine()
 
-    assert {} == await TokenTexts().get(VOCABULARY, [-1], engine.detokenize)
+    assert {} == await TokenTexts(2**20).get(VOCABULARY, [-1], engine.detokenize)
     assert [] == engine.requested
 
 

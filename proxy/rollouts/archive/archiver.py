@@ -24,7 +24,7 @@ from proxy.clock import Clock, new_id
 from proxy.errors import Damaged
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.rows import CLAIM, RolloutRows, saved_json
-from proxy.rollouts.archive.tables import ArchiveWriter
+from proxy.rollouts.archive.tables import GROUP_BYTES, ArchiveWriter
 from proxy.rollouts.group import Group, find_group, members_of, read_group
 from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollouts
 from proxy.rollouts.stored_fields import left_out, value_or
@@ -58,6 +58,7 @@ class ArchiveOptions:
     delete: bool = False
     rollouts_per_file: int = 1000
     memory_share: float | None = None  # of a server's memory, above which the oldest ones do not wait for their age
+    buffer_bytes: int = GROUP_BYTES  # of rows that are compressed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,14 +273,18 @@ class Archiver:
         return False
 
     async def _write_rows(self, target: Any, versions: Mapping[str, int]) -> int:
-        writer = await asyncio.to_thread(ArchiveWriter, target)
+        writer = await asyncio.to_thread(ArchiveWriter, target, self._options.buffer_bytes)
         groups: set[str] = set()
+        counted, buffered = 0, self.metrics.archive_buffer_bytes
         try:
             for name, touched_ms in versions.items():
                 await write_rollout(self.store, writer, name, touched_ms, groups)
+                buffered.inc(writer.size - counted)
+                counted = writer.size
             await asyncio.to_thread(writer.close)
             target.flush()
         finally:
+            buffered.dec(counted)
             writer.abandon()
         return writer.count
 

@@ -98,10 +98,13 @@ def _struct(arrow: Any, **fields: str) -> Any:
 class ArchiveWriter:
     """Writes rows to a Parquet file, which is an open binary file. `close` completes it, `abandon` does not.
 
+    `size`: the bytes of the rows that it has in memory, until they are `group_bytes`.
+
     Threads may use it at the same time: a page may still be written when the task that waits for it is cancelled.
     """
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, group_bytes: int = GROUP_BYTES) -> None:
+        self._group_bytes = group_bytes
         self._arrow = arrow()
         self._schema = arrow_schema(self._arrow)
         self._writer = import_module("pyarrow.parquet").ParquetWriter(
@@ -110,21 +113,21 @@ class ArchiveWriter:
             compression="zstd",
             compression_level=_ZSTD_LEVEL,
             use_dictionary=list(_REPEATED),
-            data_page_size=GROUP_BYTES,
+            data_page_size=group_bytes,
             write_statistics=["rollout_id", "group_id", "created_at", "finished_at", "touched_ms", "index", "step_id"],
         )
         self._lock = Lock()
         self._rows: list[Row] = []
-        self._bytes = 0
+        self.size = 0
         self.count = 0
 
     def write(self, row: Row) -> None:
         """Add a row."""
         with self._lock:
             self._rows.append(row)
-            self._bytes += _ROW_BYTES + sum(len(value) for value in row.values() if isinstance(value, bytes | list))
+            self.size += _ROW_BYTES + sum(len(value) for value in row.values() if isinstance(value, bytes | list))
             self.count += 1
-            if self._bytes >= GROUP_BYTES or len(self._rows) >= _GROUP_ROWS:
+            if self.size >= self._group_bytes or len(self._rows) >= _GROUP_ROWS:
                 self._flush()
 
     def close(self) -> None:
@@ -144,7 +147,7 @@ class ArchiveWriter:
                 _column(self._arrow, field.type, COLUMNS[field.name][0], [row.get(field.name) for row in self._rows])
                 for field in self._schema
             ]
-            self._rows, self._bytes = [], 0
+            self._rows, self.size = [], 0
             self._writer.write_table(
                 self._arrow.Table.from_arrays(columns, schema=self._schema), row_group_size=_GROUP_ROWS
             )

@@ -426,7 +426,7 @@ async def differing_id(ids: Ids, own: TextOf, other: TextOf) -> tuple[int, str, 
     """
     distinct = sorted(set(ids))
     chosen = distinct[:: max(1, len(distinct) // _COMPARED)]
-    texts = [await TokenTexts().get((), chosen, partial(_text_of, text_of)) for text_of in (own, other)]
+    texts = [await TokenTexts(0).get((), chosen, partial(_text_of, text_of)) for text_of in (own, other)]
     compared = 0
     for token in chosen:
         first, second = (known.get(token) for known in texts)

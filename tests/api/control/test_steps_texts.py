@@ -1,5 +1,6 @@
 """The texts of a step's tokens: recorded strings, texts from the tokenizer or the engine, or none."""
 
+import re
 from array import array
 
 import pytest
@@ -38,6 +39,23 @@ async def test_missing_token_strings_are_requested_from_the_engine(proxy):
 
     assert (["engine"], len(result["texts"])) == (result["sources"], result["total"])
     assert text.index("hi") < text.index(reply.message["content"])
+
+
+async def test_the_memory_for_texts_and_for_prepared_calls_is_a_setting_and_a_metric(proxy, store, http):
+    """With 0, nothing is kept and all is returned."""
+    reply = await proxy.chat("r1", max_tokens=1)
+    engine = (await proxy.get(f"/rollouts/r1/steps/{reply.step_id}")).json["engine"]
+    found = []
+    for limits in ({}, {"text_cache_bytes": 0, "plan_cache_bytes": 0}):
+        async with proxying(engine["url"], store, engines=limits) as served:
+            one = type(proxy)(http, served.url)
+            shown = await texts(one, (await one.chat("r1", max_tokens=12)).step_id)
+            metrics = (await one.get("/metrics")).text
+            found.append(re.findall(rb"^tokentape_(?:text|plan)_cache_bytes (\S+)$", metrics, re.MULTILINE))
+        assert "".join(filter(None, shown["texts"]))
+
+    assert [b"0.0", b"0.0"] == found[1]
+    assert not {*found[0]} & {*found[1]}
 
 
 async def test_a_window_of_token_texts_has_its_start_and_the_total(proxy):

@@ -39,6 +39,28 @@ async def test_finished_rollouts_are_archived_once(store, tmp_path):
     assert touched == {name: (await store.get(name)).touched_ms for name in touched}
 
 
+async def test_rows_that_are_not_compressed_yet_are_a_metric(store, tmp_path, monkeypatch):
+    """At most `buffer_bytes` of them."""
+    await finished(store, "a", "b", "c", steps=3)
+    sizes: dict[int, list[float]] = {}
+    read_all = store.read_all
+    for limit in (2**20, 1):
+        one = archiver(store, tmp_path / str(limit), buffer_bytes=limit)
+        gauge, found = one.metrics.archive_buffer_bytes, sizes.setdefault(limit, [])
+
+        async def noted(*arguments, gauge=gauge, found=found):
+            found.append(gauge._value.get())
+            return await read_all(*arguments)
+
+        monkeypatch.setattr(store, "read_all", noted)
+        await one.sweep()
+        found.append(gauge._value.get())
+
+    first, second, third, last = sizes[2**20]
+    assert first == last == 0 < second < third
+    assert [0] * 4 == sizes[1]
+
+
 async def test_a_rollout_is_archived_again_when_it_was_changed(store, tmp_path):
     """In a new file, with a higher `touched_ms`; the others are not."""
     await finished(store, "a", "b")

@@ -6,13 +6,12 @@ from io import BytesIO
 import pyarrow.parquet as pq
 import pytest
 
-from proxy.rollouts.archive import tables
 from proxy.rollouts.archive.tables import COLUMNS, SCHEMA, SCHEMA_KEY, ArchiveWriter, _swapped, read_rows
 
 
-def written(rows):
+def written(rows, *limits):
     file = BytesIO()
-    writer = ArchiveWriter(file)
+    writer = ArchiveWriter(file, *limits)
     for row in rows:
         writer.write(row)
     writer.close()
@@ -20,11 +19,10 @@ def written(rows):
     return file
 
 
-def test_row_groups_have_a_bounded_size(monkeypatch):
+def test_row_groups_have_a_bounded_size():
     """In bytes, so that a rollout of any length is written in constant memory."""
-    monkeypatch.setattr(tables, "GROUP_BYTES", 10_000)
     ids = array("i", range(1000)).tobytes()
-    file = written({"rollout_id": "r", "index": at, "prompt_ids": ids} for at in range(20))
+    file = written(({"rollout_id": "r", "index": at, "prompt_ids": ids} for at in range(20)), 10_000)
 
     assert 7 == pq.ParquetFile(file).num_row_groups
     assert [ids] * 20 == [row["prompt_ids"] for row in read_rows(file)]

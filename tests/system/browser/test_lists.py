@@ -207,8 +207,11 @@ async def test_the_theme_is_chosen_and_kept_for_the_tab(contents, open_page):
     back = "getComputedStyle(document.documentElement).backgroundColor"
     dark = await page.evaluate(back)
     await page.locator("#theme").click()
+    chosen = expect(page.locator("html"))
+    await chosen.to_have_attribute("data-theme", "light")
     light = await page.evaluate(back)
     await page.reload()
+    await chosen.to_have_attribute("data-theme", "light")
 
     assert (dark, light, light) == ("rgb(20, 23, 28)", "rgb(255, 255, 255)", await page.evaluate(back))
 
