@@ -52,10 +52,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events", "json_weight", "sampling"),
         ("dialects",),
         ("engines",),
-        ("token_annotations",),
+        ("token_annotations", "parts"),
         ("response", "whole_response"),
         ("plan",),
-        ("exchange",),
+        ("exchange", "resume"),
         ("translated_call",),
     ),
     "api": (

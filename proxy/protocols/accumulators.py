@@ -238,13 +238,14 @@ class Chunks(Accumulator):
             self.finished += is_open and accumulated.fields["finish_reason"] is not None
 
     def finish(self) -> Json:
-        usage = self.head.pop("usage", None)
+        head = {**self.head}
+        usage = head.pop("usage", None)
         kind = {} if self.kind is None else {"object": self.kind}
         choices = []
         for _, choice in sorted(self.choices.items()):
             if not self.has_messages or choice.message is not None:  # else each of its chunks was invalid
                 choices.append(choice.finish())
-        return {**self.head, **kind, "choices": choices, "usage": usage if self.total is None else self.total}
+        return {**head, **kind, "choices": choices, "usage": usage if self.total is None else self.total}
 
 
 def _extends(value: Any, known: Any) -> bool:

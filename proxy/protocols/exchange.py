@@ -19,12 +19,13 @@ from typing import Any, Final
 from proxy.protocols.dialects.base import GENERATES, DialectName, Json, is_on
 from proxy.protocols.engines.base import FollowUpRequest, Sampled, Tokens
 from proxy.protocols.number_lists import KnownPrompt
+from proxy.protocols.parts import Before
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory import fidelity
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
-from proxy.trajectory.fidelity import FINISH_REASONS
+from proxy.trajectory.fidelity import CUT, FINISH_REASONS
 from proxy.trajectory.images import IMAGES, aligned
 from proxy.trajectory.step import Choice, Ids, Mask, Span, Status, Step, Timing
 
@@ -137,6 +138,12 @@ class Exchange:
             end, self._step(cut, timing, policy_version, reason=recorded_reason, delivered=delivered), broken=True
         )
 
+    def cut(self, reason: str, timing: Timing) -> tuple[Json | None, Step]:
+        """Return an event that the client has not received, or None, and the partial step of a call that may be resumed."""
+        event, answer = (None, self._conclusion[1]) if self._conclusion else self.response.cut()
+        kept = replace(answer, ended=False, error=None)
+        return event, self._step(kept, timing, None, reason=reason, delivered=False)
+
     def fail(self, reason: str, timing: Timing) -> Step:
         """Return a partial step after a failure of TokenTape itself: with what was parsed, or empty if parsing failed."""
         try:
@@ -172,7 +179,7 @@ class Exchange:
         first, last = packed.versions or (plan.policy_version, plan.policy_version)
         if version_now is not None and not packed.has_versions:
             last = version_now  # the engine does not report which tokens the new weights sampled
-        return Step(
+        step = Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
             dialect=(plan.translation or plan.dialect).name,
@@ -197,6 +204,7 @@ class Exchange:
             problems=self._problems(packed, usage, status, special, ended=answer.ended),
             extra={**plan.extra, **packed.notes},
         )
+        return step if plan.before is None else joined(plan.before, step)
 
     def _problems(
         self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
@@ -505,3 +513,68 @@ def _is_sound(message: Json) -> bool:
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str | None)
+
+
+def joined(before: Step, part: Step) -> Step:
+    """Return one step of what was sampled before and of the next part; its response has both parts already.
+
+    An error of the engine ends the step as a partial one: what was sampled before is not an error.
+    """
+    choices = tuple(_joined_tokens(before, choice) for choice in part.choices) or before.choices
+    has_failed = part.status == "error"
+    status = "partial" if has_failed else part.status
+    cut = {"stream_cut"} if status == "partial" else set()
+    own = (
+        {*part.problems} if part.sampled or status == "complete" else set()
+    )  # else it lacks all ids, and is no evidence
+    codes = {*before.problems} - CUT | own | cut
+    versions = [span.policy_version for choice in choices for span in choice.spans] or [before.policy_version]
+    last = part.policy_version_end or part.policy_version
+    return replace(
+        part,
+        sent=before.sent,
+        response=before.response if has_failed or part.response is None else part.response,
+        prompts=before.prompts,
+        choices=choices,
+        usage=_joined_usage(before, part),
+        timing=replace(
+            part.timing, sent=before.timing.sent, first_byte=before.timing.first_byte or part.timing.first_byte
+        ),
+        status=status,
+        reason="the engine returned an error for the rest of the call" if has_failed else part.reason,
+        policy_version=versions[0],
+        policy_version_end=last if last != versions[0] else None,
+        problems=tuple(sorted(codes)),
+        extra={**part.extra, **before.extra},
+    )
+
+
+def _joined_tokens(before: Step, part: Choice) -> Choice:
+    if not before.choices:
+        return part
+    (first,) = before.choices
+    count, spans = len(first.ids), list(first.spans)
+    for span in part.spans:
+        moved = replace(span, start=span.start + count, end=span.end + count)
+        if spans and _is_same_version(spans[-1], span):
+            spans[-1] = replace(spans[-1], end=moved.end)
+        else:
+            spans.append(moved)
+    wide = "d" in {first.logprobs.typecode, part.logprobs.typecode}
+    logprobs = array("d" if wide else "f", first.logprobs)
+    logprobs.extend(
+        part.logprobs if part.logprobs.typecode == logprobs.typecode else array(logprobs.typecode, part.logprobs)
+    )
+    return replace(part, ids=first.ids + part.ids, logprobs=logprobs, spans=tuple(spans))
+
+
+def _is_same_version(span: Span, other: Span) -> bool:
+    return (span.policy_version, span.epoch) == (other.policy_version, other.epoch)
+
+
+def _joined_usage(before: Step, part: Step) -> Mapping[str, Any] | None:
+    prompt = sum(map(len, before.prompts))
+    whole = Before({"usage": before.usage}, prompt, before.sampled)
+    if part.usage is not None:
+        return whole.usage(part.usage)  # type: ignore[no-any-return]
+    return before.usage

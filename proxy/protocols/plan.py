@@ -29,7 +29,7 @@ from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, ser
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.whole_response import error_events
 from proxy.trajectory.images import IMAGES, has_images, names_in
-from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
+from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts, Step
 
 _STREAM: Final = frozenset({"stream", "stream_options"})
 _BYTES_PER_PLAN: Final = 4096
@@ -80,6 +80,7 @@ class Plan:
     translation: Translator | None = None  # the client's dialect, if the engine does not support it
     # The ids of a call that continues an earlier step, which replace the messages or the text; `sent` does not repeat them.
     prompt: KnownPrompt | None = None
+    before: Step | None = None  # what was sampled before, of a resumed call: its ids are the end of `prompt`
 
     @property
     def error_dialect(self) -> ErrorDialect:

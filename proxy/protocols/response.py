@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.accumulators import ChatAccumulator, Chunks
 from proxy.protocols.dialects.base import Dialect, Json, ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, StripRules
 from proxy.protocols.lenient_json import read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists
+from proxy.protocols.parts import Before
 from proxy.protocols.repeated_events import RepeatedEvents
 from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
@@ -29,6 +30,7 @@ from proxy.protocols.token_annotations import TokenAnnotations
 MALFORMED: Final = (TypeError, KeyError, AttributeError, IndexError, ValueError, RecursionError)
 _NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
 _CUT: Final = "the engine's response ended without its terminal event"
+ABORT: Final = b'"abort"'  # in the bytes of each response with this finish reason
 ABANDONED_BYTES: Final = 2**18  # of an incomplete body or event that is not parsed
 # Bytes: a shorter incomplete event may be searched again, and the lists of a shorter event are not parsed apart.
 _SHORT_EVENT: Final = 1024
@@ -50,6 +52,7 @@ class ClientView:
     tokens: TokenAnnotations | None = None  # that the client requested, for whole responses only
     translation: Translator | None = None  # the client's dialect, if the call is translated to chat
     renderer: ResponseRenderer | None = None  # and this response in it
+    before: Before | None = None  # what the client has received of a resumed call
 
     @property
     def stream_format(self) -> StreamFormat:
@@ -62,11 +65,24 @@ class ClientView:
         rules = self.strip_rules
         return rules.token_ids and rules.logprobs and self.tokens is None and self.dialect.name == "chat"
 
+    def is_aborted(self, response: Json) -> bool:
+        """Return whether a response, or an event, says that the engine ended its only choice before the model did."""
+        choices = response.get("choices")
+        choice = choices[0] if self.choices == 1 and isinstance(choices, list) and len(choices) == 1 else None
+        return isinstance(choice, dict) and choice.get("finish_reason") == "abort"
+
+    def written(self, shown: Json) -> bytes:
+        """Return an event of the engine's dialect as the client receives it."""
+        return b"data: %b\n\n" % orjson.dumps(shown) if self.renderer is None else self.renderer.feed(shown)
+
     def whole(self, response: Json) -> Json:
         """Return what the client receives of an unstreamed response; the same dict if it is unchanged."""
         shown = self.engine.strip(self.dialect.name, response, self.strip_rules)
         if self.model is not None and isinstance(shown.get("model"), str):
             shown = {**shown, "model": self.model}
+        if self.before is not None:
+            self.before.check_prompt(response)
+            shown = self.before.whole(shown)
         if self.tokens is None:
             return shown
         return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
@@ -95,6 +111,8 @@ class ResponseStream(Protocol):
     pending: int = 0  # the size of the incomplete event in bytes; the next feed may parse all of it
     is_cumulative: bool = False  # each event replaces the one before it, so that only the last one is kept
     forces_usage: bool | None = None  # the server writes usage to each event without a request; None: not yet known
+    # The engine ended its only choice before the model did. Of a whole response it is known after `finish`.
+    is_aborted: bool = False
 
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
@@ -107,6 +125,10 @@ class ResponseStream(Protocol):
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld end and the parsed response, after the last bytes."""
         ...
+
+    def cut(self) -> tuple[Json | None, ParsedResponse]:
+        """Return the response so far of a call that is resumed, and the withheld event with its last text, if there is one."""
+        return None, self.finish()[1]
 
 
 class _Finish(NamedTuple):
@@ -221,7 +243,7 @@ class StreamResponse(ResponseStream):
         if (rest := self._parser.finish() if self._parser.rest else None) is not None:
             self._holding = True
             self._take([rest], [])
-        end = [self._usage.restored(held, problems) if isinstance(held, _Finish) else held for held in self._held]
+        end = [self._written_finish(held) if isinstance(held, _Finish) else held for held in self._held]
         if self.is_over and self._usage.is_announced and self._usage.total is None:
             problems.add("no_usage")
         if self._view.are_choices_counted and not self._accumulator.is_counted:
@@ -238,6 +260,28 @@ class StreamResponse(ResponseStream):
             end.append(_rendered_end(self._view.renderer, answer))
         return b"".join(end), answer
 
+    def _written_finish(self, held: _Finish) -> bytes:
+        renderer = self._view.renderer
+        return self._usage.restored(held, self._problems) if renderer is None else renderer.feed(held.shown)
+
+    def cut(self) -> tuple[Json | None, ParsedResponse]:
+        """Return the last text, which was withheld with the finish reason, and the response so far."""
+        response = self._accumulator.finish()
+        answer = ParsedResponse(
+            response, self.is_over, self._view.whole(response), problems=tuple(sorted(self._problems))
+        )
+        held = next((held for held in self._held if isinstance(held, _Finish)), None)
+        if held is None:
+            return None, answer
+        (choice,) = held.shown["choices"]
+        if not (choice.get("text") or any((choice.get("delta") or {}).values()) or choice.get("logprobs")):
+            return None, answer
+        ends = ("finish_reason", *self._view.engine.shape.choice)
+        return {
+            **held.shown,
+            "choices": [{key: None if key in ends else value for key, value in choice.items()}],
+        }, answer
+
     def _understand(self, event: Event) -> bytes | _Finish:
         """Accumulate an event; return what the client receives of it."""
         payload = event.payload
@@ -246,6 +290,8 @@ class StreamResponse(ResponseStream):
         if self.is_over or payload == b"[DONE]":
             if self.is_over:
                 self._problems.add("content_after_end")
+            # vLLM 0.32 ends a chat stream that is aborted before its first token without a finish reason.
+            self.is_aborted |= self._view.choices == 1 and self._is_empty()
             self.is_over = self._holding = True
             return self._as_it_came(event)
         chunk: Any = None
@@ -289,13 +335,23 @@ class StreamResponse(ResponseStream):
         shown = view.engine.strip_chunk(view.dialect.name, chunk, usage.rules)
         if view.model is not None and shown is not None and isinstance(shown.get("model"), str):
             shown = {**shown, "model": view.model}
+        if view.before is not None:
+            view.before.check_prompt(chunk)
+            shown = None if shown is None else view.before.chunk(shown)
         if has_finish:
             usage.is_announced = view.is_counted and view.engine.must_send_usage(view.dialect.name, chunk)
-            if usage.rules.usage and shown is not None and view.renderer is None:
+            self.is_aborted = ABORT in event.payload and view.is_aborted(chunk)
+            if shown is not None and (self.is_aborted or (usage.rules.usage and view.renderer is None)):
                 return _Finish(event, shown, loosely, shown is chunk)
         if view.renderer is not None:
             return b"" if shown is None else view.renderer.feed(shown)
         return self._written(event, chunk, shown, loosely=loosely)
+
+    def _is_empty(self) -> bool:
+        """Return whether nothing was sampled, and no choice has ended."""
+        accumulator = self._accumulator
+        choices = accumulator.choices.values() if isinstance(accumulator, Chunks) else ()
+        return not accumulator.finished and self._error is None and not any(choice.size for choice in choices)
 
     def _written(self, event: Event, chunk: Json, shown: Json | None, *, loosely: bool) -> bytes:
         if shown is chunk:

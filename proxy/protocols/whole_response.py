@@ -12,7 +12,7 @@ from proxy.protocols.engines.base import Engine, StreamShape
 from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists, repeats
-from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse, ResponseStream
+from proxy.protocols.response import ABANDONED_BYTES, ABORT, MALFORMED, ClientView, ParsedResponse, ResponseStream
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
 DONE: Final = b"data: [DONE]\n\n"
@@ -90,6 +90,7 @@ class WholeResponse(Withheld):
                 problems.append("no_usage")
             if response.get("error") is not None:
                 problems.append("engine_error")
+            self.is_aborted = ABORT in body and view.is_aborted(response)
             end = self._written(body, response, shown, problems, loosely=loosely)
         except MALFORMED:
             return self._failed(body)
@@ -162,6 +163,18 @@ def replay_events(shape: StreamShape, dialect: str, response: Json, *, usage: bo
     """Return the whole stream of a response, with its terminal event. `usage`: the client requested it."""
     events = [_event(chunk, loosely=loosely) for chunk in chunks(shape, dialect, response, usage=usage)]
     return b"".join([*events, DONE])
+
+
+def text_event(shape: StreamShape, dialect: str, response: Json, text: str) -> Json:
+    """Return the event of a stream that adds this text to its only choice. `response`: of the stream so far."""
+    content = {"message": {"role": "assistant", "content": text}} if dialect == "chat" else {"text": text}
+    whole = {**response, "choices": [{"index": 0, "finish_reason": None, **content}]}
+    return next(event for event in chunks(shape, dialect, whole, usage=False) if _text_of(event))
+
+
+def _text_of(event: Json) -> Any:
+    (choice,) = event["choices"]
+    return choice.get("text") or (choice.get("delta") or {}).get("content")
 
 
 def error_events(body: bytes) -> bytes:

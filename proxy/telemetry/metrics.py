@@ -205,6 +205,17 @@ class Metrics:
     failovers: Counter = _metric(
         "Calls retried at another endpoint, by the endpoint that failed.", "engine", initial=[()]
     )
+    resumed_calls: Counter = _metric(
+        "Calls that were ended early, by their engine or for an update of the weights, by result (resumed with what was "
+        "sampled, restarted from their start, ended) and by why they were not resumed.", "engine", "result", "reason",
+    )
+    cut_tokens: Counter = _metric(
+        "Sampled tokens of calls that were ended early: kept in the resumed call, or lost.", "result",
+        initial=lambda: ["kept", "lost"],
+    )
+    resume_wait_seconds: Histogram = _metric(
+        "Time from the end of a part of a call until its rest can be sent.", buckets=_SECONDS
+    )
     ejections: Counter = _metric(
         "Ejections of endpoints after consecutive failures (engines.eject_after).", "engine", initial=[()]
     )

@@ -60,6 +60,8 @@ FINISH_REASONS: Final = frozenset(
     {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
 )
 
+# The problems of a response that ended early, all of whose ids are right. Joined to the rest, it has none of them.
+CUT: Final = frozenset({"aborted", "stream_cut", "no_finish_reason", "no_usage"})
 _BAD_ENDS: Final = {"abort": "aborted", "error": "engine_error"}  # the problem of a finish reason
 
 LOGPROB_CEILING: Final = 1e-6  # rounding can raise a logprob of 0 by this much

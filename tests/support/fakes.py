@@ -108,10 +108,11 @@ async def fake_engine() -> AsyncIterator[FakeEngine]:
 
 
 def settings_for(engine_url: str | None, **sections) -> Settings:
-    """Return settings with this engine and a free port."""
+    """Return settings with this engine and a free port. Calls that an engine ends early end, unless `agents` says otherwise."""
     endpoints = [{"url": engine_url, "name": "fake"}] if engine_url else []
     engines = {"endpoints": endpoints, **sections.pop("engines", {})}
-    return load(**{"listen": "127.0.0.1:0", "engines": engines, **sections})
+    agents = {"max_resumes": 0, **sections.pop("agents", {})}
+    return load(**{"listen": "127.0.0.1:0", "engines": engines, "agents": agents, **sections})
 
 
 @asynccontextmanager

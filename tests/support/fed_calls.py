@@ -50,6 +50,16 @@ from proxy.protocols.plan import (
     with_image_tokens,
     with_session,
 )
+from proxy.protocols.resume import (
+    ends_in_stop,
+    noted,
+    refusal,
+    restarted_plan,
+    resumed_plan,
+    shown_text,
+    with_text,
+    withheld_text,
+)
 from proxy.protocols.sampling import Sampling, engine_model
 from proxy.protocols.sse import EventParser, read_event
 from proxy.protocols.token_annotations import TokenAnnotations
@@ -60,7 +70,7 @@ from proxy.protocols.translated_call import (
     error_dialect_for,
     read_translated_call,
 )
-from proxy.protocols.whole_response import WholeResponse
+from proxy.protocols.whole_response import WholeResponse, text_event
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 
@@ -125,6 +135,37 @@ def delta(**fields: Any) -> bytes:
 
 
 END = event({**ANSWERED, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + b"data: [DONE]\n\n"
+
+
+def _resumed(path: str, kind: str, pieces: bytes, fragment: str) -> Work:
+    """Return the work of a call that is cut after these events, and resumed."""
+    of_call = plan(path, kind, stream=True)
+
+    def work() -> None:
+        exchange = Exchange(of_call, 200, "text/event-stream")
+        exchange.response.feed(pieces)
+        _, step = exchange.cut("aborted", Timing(1.0))
+        refusal(of_call, step, has_parser=None)
+        shown = shown_text(step)
+        ends_in_stop(shown, [fragment])
+        withheld_text(shown, shown, [fragment], is_lost=True)
+        before = noted(with_text(replace(step, prompts=(array("i", [1, 2]),)), shown), 1, ())
+        text_event(of_call.engine.shape, "chat", dict(before.response or {}), shown)
+        restarted_plan(of_call, before, None)
+        rest = resumed_plan(of_call, before, None)
+        rest.view.written({**ANSWERED, "choices": []})
+        rest.view.is_aborted({"choices": [{"finish_reason": "abort"}]})
+        rest.view.before.usage({"completion_tokens": 1})
+        exchange = Exchange(rest, 200, "text/event-stream")
+        exchange.response.feed(pieces + END)
+        exchange.finish(Timing(1.0))
+
+    return work
+
+
+@feeder("a", " ", "{", '\\"')
+def a_resumed_stream(fragment: str, size: int) -> Work:
+    return _resumed(CHAT, "vllm", b"".join(delta(content=fragment) for _ in many(fragment, size)), fragment)
 
 
 def _streams(name: str, kind: str, path: str) -> None:

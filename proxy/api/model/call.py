@@ -1,7 +1,7 @@
 """A call that samples: what its client sent, its rollout, its plan for an endpoint, and its progress."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.json_weight import LongText
 from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session
-from proxy.protocols.sampling import NO_RULES
+from proxy.protocols.resume import restarted_plan, resumed_plan
+from proxy.protocols.sampling import NO_RULES, engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.admission import Admitted
@@ -102,6 +103,7 @@ class Call:
     plan: Plan = field(init=False)
     fault: EngineError | None = None  # known before anything is sent
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
+    moves: bool = False  # to the next endpoint
     are_ids_refused: bool = False  # by the engine: the call was sent again as the client sent it
 
     # While it is relayed.
@@ -115,8 +117,16 @@ class Call:
     last_byte: float | None = None
     step: Step | None = None
     cut: str | None = None  # why TokenTape itself ended the call
+    interrupted: str | None = None  # why it is to go on after its policy's pause, or at another endpoint
+
+    # Once its engine has ended it early (`resuming`).
+    before: Step | None = None  # what is kept of its parts so far
+    shown: Step | None = None  # nothing is kept, but the client has received the head of a stream
+    resumed: int = 0
+    losses: int = 0  # of connections
+    go_on_until: float = 0.0
+    is_waiting: bool = False  # it has left its engine, and is not sent again yet
     is_aborted: bool = False  # at the engine: what still arrives is recorded, and not written
-    is_waiting: bool = False  # it was interrupted, has left its engine, and is not sent again yet
 
     @property
     def over_sampled(self) -> tuple[str, str] | None:
@@ -131,9 +141,16 @@ class Call:
             self.task.cancel()
 
     def interrupt(self, reason: str, *, is_last: bool) -> None:
-        """End the call for this reason if it is the last time."""
-        if is_last:
-            self.stop(reason)
+        """Have the call go on elsewhere, or after its policy's pause, with what was sampled until now; again, it does nothing.
+
+        A call that would lose that, because its engine can neither abort it by an id nor return it in a stream, is interrupted
+        only if `is_last`.
+        """
+        if self.task is None or self.step is not None or self.interrupted or self.cut is not None or self.is_waiting:
+            return
+        if is_last or self.sent is None or self.plan.abort is not None or self.plan.framing == "live":
+            self.interrupted = reason
+            self.task.cancel()
 
     def note_fault(self, fault: ProxyError) -> None:
         """Note an error in the trace of the call, if it has one."""
@@ -179,11 +196,24 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
         plan = await off_loop(call.work_bytes, LARGE_BYTES, adapter.recorded, plan)
     if IMAGES in plan.extra and fault is None:
         plan = await with_placeholders(context.upstream, endpoint, plan)
-    if fault is None and not as_ids:
-        plan = context.continuation.refused(plan)
+    if call.resumed:
+        plan = await off_loop(call.work_bytes, LARGE_BYTES, _going_on, call, plan)
     elif fault is None:
-        plan = await context.continuation.continued(plan, call.admitted, endpoint, headers, call.work_bytes)
+        continuation = context.continuation
+        plan = (
+            await continuation.continued(plan, call.admitted, endpoint, headers, call.work_bytes)
+            if as_ids
+            else continuation.refused(plan)
+        )
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
+
+
+def _going_on(call: Call, plan: Plan) -> Plan:
+    """Return the plan of a call that goes on; what its client reads of a stream continues."""
+    renderer = call.plan.view.renderer if call.plan.framing == "live" else None
+    if call.before is not None:
+        return resumed_plan(plan, call.before, renderer)
+    return plan if call.shown is None else restarted_plan(plan, call.shown, renderer)
 
 
 def _planned(
@@ -259,3 +289,19 @@ async def _native(
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
     """Map requested models to the engine's names: every model to the rollout's model if it has one, else as configured."""
     return {"*": rollout.model} if rollout.model else context.settings.models
+
+
+def model_of(call: Call, rollout: Rollout) -> str | None:
+    """Return the engine's name of the model of a call; None if it names none."""
+    models, body, adapter = models_of(call.context, rollout), call.body, call.adapter
+    if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
+        body = adapter.native(models, None)
+    return engine_model(body, models, rollout.sampling.over(call.context.sampling))
+
+
+async def endpoints_of(call: Call) -> Sequence[Endpoint]:
+    """Return the endpoints that may serve a call."""
+    upstream = call.context.upstream
+    if not upstream.routes_by_model:
+        return upstream.endpoints
+    return await upstream.endpoints_for(model_of(call, call.rollout))

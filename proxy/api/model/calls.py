@@ -18,7 +18,7 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute, adapter_of, downstream
 from proxy.api.memory_limit import check_connection
-from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
+from proxy.api.model.call import Call, ModelRequest, endpoints_of, model_of, plan_for
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
 from proxy.api.model.unrecorded import forward, is_probe
@@ -30,7 +30,6 @@ from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.json_weight import LONG_TEXT, LongText, fresh_bytes, read_long
 from proxy.protocols.plan import edit
-from proxy.protocols.sampling import engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
@@ -61,7 +60,7 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
         if call.long is not None:
             admitted.live.text = call.long
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
-            endpoints = await _endpoints(call)
+            endpoints = await endpoints_of(call)
             call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
         # A rollout server's clients retry without a key.
         is_retried = rollout.osmosis or (call.adapter is not None and call.adapter.retries_by_body)
@@ -235,7 +234,7 @@ async def _plan(call: Call) -> None:
         call.body_bytes += history_bytes
         call.work_bytes += history_bytes
     call.adapter = adapter
-    endpoints = await _endpoints(call) if context.upstream.routes_by_model else context.upstream.endpoints
+    endpoints = await endpoints_of(call) if context.upstream.routes_by_model else context.upstream.endpoints
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
@@ -243,25 +242,10 @@ async def _plan(call: Call) -> None:
     await plan_for(call, call.left.pop(0))
 
 
-async def _endpoints(call: Call) -> Sequence[Endpoint]:
-    upstream = call.context.upstream
-    if not upstream.routes_by_model:
-        return upstream.endpoints
-    return await upstream.endpoints_for(model_of(call, call.rollout))
-
-
 def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
     """Return a body without a rollout, with the model's name as the engine has it."""
     fields, unset = edit(body, CallOptions(models=context.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)
-
-
-def model_of(call: Call, rollout: Rollout) -> str | None:
-    """Return the engine's name of the model of a call; None if it names none."""
-    models, body, adapter = models_of(call.context, rollout), call.body, call.adapter
-    if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
-        body = adapter.native(models, None)
-    return engine_model(body, models, rollout.sampling.over(call.context.sampling))
 
 
 TOKENS: Final = "X-Reply-Tokens"

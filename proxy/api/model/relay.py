@@ -17,9 +17,11 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, adapter_of, downstream
+from proxy.api.model import resuming
 from proxy.api.model.call import Call, plan_for
 from proxy.errors import (
     EngineBusy,
+    EngineDisconnected,
     EngineError,
     EngineResponseTooLarge,
     EngineUnreachable,
@@ -201,28 +203,84 @@ async def _outcome(call: Call, client: ClientStream) -> Outcome:
 
 
 async def _answered(call: Call, client: ClientStream) -> Outcome:
-    """Try one endpoint after the other, until one responds, the client received something, or none is left."""
+    """Try one endpoint after the other, until one responds, the client received something, or none is left.
+
+    A call that ends early goes on, if it can.
+    """
     while True:
         try:
-            if call.failed and not call.are_ids_refused:
+            if call.moves:
+                call.moves = False
                 await _move(call)
             if call.fault is not None:
                 raise call.fault
-            relayed = _relayed(call, client)
-            if call.plan.abort is not None:
-                relayed = _abortable(call, call.plan.abort, relayed)
-            if call.plan.framing == "replay":
-                relayed = _kept_alive(call, client, relayed)
-            if (exchange := await relayed) is not None:
+            exchange = await _attempt(call, client)
+            if exchange is None:
+                call.are_ids_refused = True
+                await plan_for(call, call.endpoint, as_ids=False)
+            elif not (exchange.response.is_aborted and await _goes_on(call, client, "aborted by the engine")):
                 return await _finished(call, exchange)
-            call.are_ids_refused = True
-            await plan_for(call, call.endpoint, as_ids=False)
+        except asyncio.CancelledError:
+            if (outcome := await _interrupted(call, client)) is not None:
+                return outcome
         except EngineError as fault:
-            fault.__traceback__ = None  # `call.fault` and this frame refer to each other
-            call.note_fault(fault)
-            if client.body_started or not call.left or not can_fail_over(fault):
-                return _reshaped(call, await _broken(call, client, fault))
-            _note_failed(call, fault)
+            if (outcome := await _faulted(call, client, fault)) is not None:
+                return outcome
+
+
+async def _faulted(call: Call, client: ClientStream, fault: EngineError) -> Outcome | None:
+    """Return the outcome of a call after an error of its engine; None if it goes on, or moves to the next endpoint."""
+    fault.__traceback__ = None  # `call.fault` and the caller's frame refer to each other
+    call.note_fault(fault)
+    may_move, is_first = can_fail_over(fault), not (client.body_started or call.resumed)
+    if may_move and not (is_first and call.left) and await _goes_on(call, client, fault.message, fault):
+        return None
+    if client.body_started or not call.left or not may_move:
+        return _reshaped(call, await _broken(call, client, fault))
+    _note_failed(call, fault)
+    call.moves = True
+    return None
+
+
+async def _attempt(call: Call, client: ClientStream) -> Exchange | None:
+    """Relay a call once; see `_relayed`."""
+    relayed = _relayed(call, client)
+    if call.plan.abort is not None:
+        relayed = _abortable(call, call.plan.abort, relayed)
+    if call.plan.framing == "replay" or (call.resumed and client.is_stream):
+        relayed = _kept_alive(call, client, relayed)
+    return await relayed
+
+
+async def _goes_on(call: Call, client: ClientStream, why: str, fault: EngineError | None = None) -> bool:
+    going = resuming.go_on(call, client, why, fault)
+    if client.is_stream or call.plan.framing == "replay":
+        going = _kept_alive(call, client, going)
+    if await going:
+        return True
+    if fault is None and call.exchange is not None:
+        await _follow_up(call, call.exchange)
+    return False
+
+
+async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
+    """Return the outcome of a cancelled call if its response is complete; None if it was interrupted and goes on.
+
+    Raises CancelledError: the client disconnected, or the call was stopped or cannot go on.
+    """
+    why, call.interrupted = call.interrupted, None
+    if why is None or call.task is None or call.task.uncancel():
+        raise asyncio.CancelledError
+    exchange = call.exchange
+    if exchange is not None and exchange.is_read:
+        if not exchange.response.is_aborted:
+            await _follow_up(call, exchange)
+        if not exchange.response.is_aborted:
+            return await _finished(call, exchange)
+    if not await _goes_on(call, client, why):
+        call.cut = why
+        raise asyncio.CancelledError
+    return None
 
 
 async def _finished(call: Call, exchange: Exchange) -> Outcome:
@@ -230,7 +288,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
     finish = partial(exchange.finish, timing, version)
     outcome = finish() if call.work_bytes <= PLAIN_BYTES else await in_thread(finish)
-    if plan.prompt is not None:
+    if plan.prompt is not None and plan.before is None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
         elif outcome.step.prompts:
@@ -275,6 +333,10 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
         try:
             if response.status >= 300:
                 check_status(call.endpoint, response.status, is_last=not call.left)
+                if plan.view.before is not None:  # the client reads a response with status 200 already
+                    raise EngineDisconnected(
+                        f"Engine {call.endpoint.label} returned status {response.status} for the rest"
+                    )
             if plan.prompt is not None and response.status in _REJECTED:
                 return None
             if call.are_ids_refused and response.status < 400:
@@ -292,14 +354,13 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
             response.close()
     finally:
         queue.release()
-    await _follow_up(call, exchange)
+    if not exchange.response.is_aborted:
+        await _follow_up(call, exchange)
     return exchange
 
 
-async def _kept_alive(
-    call: Call, client: ClientStream, relayed: Coroutine[Any, Any, Exchange | None]
-) -> Exchange | None:
-    """Relay an unstreamed call of a client that requested a stream, with keep-alive comments meanwhile."""
+async def _kept_alive(call: Call, client: ClientStream, relayed: Coroutine[Any, Any, T]) -> T:
+    """Return the result for a client that reads a stream, with keep-alive comments meanwhile."""
     interval_s = call.context.settings.record.keep_alive_interval_s
 
     async def keep_alive() -> None:
@@ -326,7 +387,7 @@ async def _abortable(
     except asyncio.CancelledError:
         try:
             if call.sent != before and not working.done():  # else it is queued, perhaps after another endpoint failed
-                call.is_aborted = call.exchange is None or not call.exchange.response.is_over
+                call.is_aborted = not call.interrupted and (call.exchange is None or not call.exchange.response.is_over)
                 with suppress(EngineError, TimeoutError):
                     await _abort(call, abort, working)
         finally:

@@ -1,0 +1,175 @@
+"""Which calls can be resumed after their engine ended them early, and the request for the rest.
+
+The rest is sampled with the prompt and all ids that were sampled of the call as its prompt. So a call is resumed only if
+nothing else of its state matters: what an engine counts, parses or matches in the sampled tokens starts anew.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import orjson
+
+from proxy.protocols.dialects.base import Json, ResponseRenderer, is_on
+from proxy.protocols.engines.base import changes_distribution, has_grammar, tools_of
+from proxy.protocols.number_lists import prompt_of
+from proxy.protocols.parts import Before
+from proxy.protocols.plan import Plan
+from proxy.trajectory.fidelity import CUT
+from proxy.trajectory.images import IMAGES
+from proxy.trajectory.step import Step, answers_of
+
+# Why a call is not resumed.
+Refusal = Literal[
+    "choices", "grammar", "penalties", "images", "echo", "field", "ids", "parser", "character", "stop", "length",
+    "tokenize", "max_resumes", "timeout", "endpoint",
+]  # fmt: skip
+
+# The fields of chat and completions whose effect on the rest is known (vLLM 0.32.0, SGLang 0.5.23). A field that is not
+# among them may have any effect on an engine that knows it.
+_EXACT: Final = frozenset(
+    {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
+     "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
+     "include_stop_str_in_output", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs",
+     "top_logprobs", "return_token_ids", "return_meta_info", "return_prompt_token_ids", "return_input_ids_in_sglext",
+     "return_output_ids_in_sglext", "input_ids", "prompt_token_ids", "kv_transfer_params", "tools", "tool_choice",
+     "parallel_tool_calls", "response_format", "chat_template", "chat_template_kwargs", "add_generation_prompt",
+     "reasoning_effort", "include_reasoning", "user", "metadata", "store", "service_tier", "priority", "request_id", "rid",
+     "session_id", "routing_key", "cache_salt", "add_special_tokens", "echo"}
+)  # fmt: skip
+RESUMED: Final = "resumed"  # in `extra`: how many times the call was resumed
+_PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")  # they count the sampled tokens
+_BOUNDS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
+_BRACKETS: Final = frozenset("<>[]{}|")
+_MOST_STOP: Final = 256  # characters: a longer one is not searched for
+_DEFAULT_MAX_TOKENS: Final = 16
+_MOST_SEED: Final = 2**63
+
+
+def refusal(plan: Plan, step: Step, *, has_parser: bool | None) -> Refusal | None:
+    """Return why a call cannot be resumed exactly from its partial step; None if it can.
+
+    `has_parser`: whether the engine has a parser of reasoning or tools; None: unknown.
+    """
+    body, name, options = plan.body, plan.dialect.name, plan.response_options
+    asks_ids = options.token_ids or (options.logprobs and name == "completions") or plan.view.tokens is not None
+    asks_meta = "return_meta_info" in body and "meta_info" not in plan.view.strip_rules.keys
+    has_others = any(body[field] is not None for field in body.keys() - _EXACT)
+    is_parsed = name == "chat" and (_is_parsed(step) or (_offers_tools(body) and has_parser is not False))
+    refusals: dict[Refusal, bool] = {
+        "choices": options.choices != 1,
+        "echo": is_on(body.get("echo")),
+        "images": IMAGES in plan.extra,
+        "grammar": has_grammar(body, ()),
+        "penalties": changes_distribution({**plan.sampling, **body}, _PENALTIES),
+        "field": asks_ids or asks_meta or has_others,
+        "ids": plan.engine.prompt_ids_fields(name, []) is None or not _has_ids(step),
+        "parser": is_parsed,
+        "length": _left(plan, step.sampled - (0 if plan.before is None else plan.before.sampled)) is None,
+    }
+    return next((reason for reason, holds in refusals.items() if holds), None)
+
+
+def _has_ids(step: Step) -> bool:
+    """Return whether the step has the prompt, and a right id for each sampled token."""
+    if len(step.prompts) != 1 or len(step.choices) > 1:
+        return False
+    return not step.sampled or not {*step.problems} - CUT
+
+
+def _is_parsed(step: Step) -> bool:
+    message = answers_of(step).get(0, {}).get("message")
+    named = ("reasoning", "reasoning_content", "tool_calls")
+    return isinstance(message, dict) and any(message.get(name) for name in named)
+
+
+def _offers_tools(body: Json) -> bool:
+    return bool(tools_of(body)) and body.get("tool_choice") != "none"
+
+
+def _left(plan: Plan, count: int) -> Json | None:
+    """Return the limits of the rest after `count` sampled tokens of this plan; None if nothing is left.
+
+    Without a limit, chat samples up to the end of the context window, and completions 16 tokens (vLLM 0.32.0, SGLang 0.5.23).
+    """
+    body, fields = plan.body, {}
+    if plan.dialect.name == "completions" and body.get("max_tokens") is None:
+        body = {**body, "max_tokens": _DEFAULT_MAX_TOKENS}
+    for name in _BOUNDS:
+        bound = body.get(name)
+        if type(bound) is int:
+            fields[name] = max(bound - count, 0)
+            if name != "min_tokens" and bound <= count:
+                return None
+    return fields
+
+
+def ends_in_stop(text: str, stops: Any) -> bool:
+    """Return whether a text ends with the beginning of a stop string, which the rest may complete."""
+    found = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
+    for stop in found:
+        if isinstance(stop, str):
+            ending = text[-min(len(stop) - 1, _MOST_STOP) :] if len(stop) > 1 else ""
+            if len(stop) > _MOST_STOP or any(stop.startswith(ending[at:]) for at in range(len(ending))):
+                return True
+    return False
+
+
+def shown_text(step: Step) -> str:
+    """Return the text of the response of a partial step."""
+    answer = answers_of(step).get(0, {})
+    message = answer.get("message")
+    text = message.get("content") if isinstance(message, dict) else answer.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def with_text(step: Step, text: str) -> Step:
+    """Return a partial step whose response has this text."""
+    (answer,) = (step.response or {})["choices"]
+    message = answer.get("message")
+    content = {"text": text} if message is None else {"message": {**message, "content": text}}
+    return replace(step, response={**(step.response or {}), "choices": [{**answer, **content}]})
+
+
+def withheld_text(text: str, shown: str, stops: Any, *, is_lost: bool) -> str | None:
+    """Return what the client has not received of the text of the sampled ids; None if the engine shows another text.
+
+    With stop strings vLLM (0.32.0) withholds the last characters, and shows them when it aborts a call. What is withheld is
+    only known to be text if it has no brackets, which special tokens have.
+    """
+    rest = text.removeprefix(shown)
+    if not rest or (is_lost and stops and len(rest) < len(text) and not _BRACKETS.intersection(rest)):
+        return rest if text.startswith(shown) else None
+    return None
+
+
+def resumed_plan(plan: Plan, before: Step, renderer: ResponseRenderer | None) -> Plan:
+    """Return the plan of the rest of a call. `renderer`: of the stream that the client reads already, if it is translated.
+
+    A seeded engine would draw the same random numbers again: the seed of the rest is moved by the sampled tokens.
+    """
+    ids = before.choices[0].ids if before.choices else before.prompts[0][:0]
+    prompt = prompt_of(before.prompts[0] + ids, None)
+    fields = plan.engine.prompt_ids_fields(plan.dialect.name, orjson.Fragment(b"[%b]" % prompt.text)) or {}
+    fields |= _left(plan, len(ids)) or {}
+    if type(seed := plan.body.get("seed")) is int:
+        fields["seed"] = (seed + len(ids)) % _MOST_SEED if seed >= 0 else seed
+    view = Before(before.response or {}, len(before.prompts[0]), len(ids), prompt.ids)
+    return replace(
+        plan,
+        body={**plan.body, **fields},
+        prompt=prompt,
+        before=before,
+        view=replace(plan.view, before=view, renderer=renderer or plan.view.renderer),
+    )
+
+
+def restarted_plan(plan: Plan, shown: Step, renderer: ResponseRenderer | None) -> Plan:
+    """Return the plan of a call that is sampled again from its start, though its client has received the head of a stream."""
+    view = Before(shown.response or {})
+    return replace(plan, view=replace(plan.view, before=view, renderer=renderer or plan.view.renderer))
+
+
+def noted(step: Step, resumed: int, attempts: Collection[Mapping[str, Any]]) -> Step:
+    """Return a partial step with the number of times that its call was resumed, and the parts that were cut."""
+    return replace(step, extra={**step.extra, RESUMED: resumed, "attempts": list(attempts)})

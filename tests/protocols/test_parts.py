@@ -1,0 +1,63 @@
+"""The parts of a resumed call, for its client."""
+
+from array import array
+
+import pytest
+
+from proxy.protocols.parts import Before, PartsDiffer
+
+RESPONSE = {
+    "id": "a",
+    "created": 1,
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "ab"}}],
+    "metadata": {"weight_versions": [{"version": "1", "start": 0, "end": 2}]},
+}
+BEFORE = Before(RESPONSE, 3, 2, array("i", [1, 2, 3, 4, 5]))
+USAGE = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+WHOLE_USAGE = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+
+
+def chunk(**delta):
+    return {"id": "b", "created": 2, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+def test_an_event_has_the_head_of_the_first_part():
+    shown = BEFORE.chunk(chunk(content="c"))
+
+    assert ("a", 1, {"content": "c"}) == (shown["id"], shown["created"], shown["choices"][0]["delta"])
+
+
+def test_the_role_is_written_once():
+    assert BEFORE.chunk(chunk(role="assistant", content="")) is None
+    assert {"content": "c"} == BEFORE.chunk(chunk(role="assistant", content="c"))["choices"][0]["delta"]
+
+
+def test_usage_counts_all_parts():
+    assert WHOLE_USAGE == BEFORE.chunk({"id": "b", "choices": [], "usage": USAGE})["usage"]
+    assert USAGE == Before(RESPONSE).usage(USAGE)
+
+
+def test_a_whole_response_has_the_texts_and_versions_of_all_parts():
+    last = {"id": "b", "created": 2, "choices": [{"index": 0, "message": {"role": "assistant", "content": "c"}}]}
+    shown = BEFORE.whole(
+        {**last, "usage": USAGE, "metadata": {"weight_versions": [{"version": "2", "start": 0, "end": 4}]}}
+    )
+
+    assert ("a", 1, WHOLE_USAGE) == (shown["id"], shown["created"], shown["usage"])
+    assert "abc" == shown["choices"][0]["message"]["content"]
+    assert [(0, 2), (2, 6)] == [(span["start"], span["end"]) for span in shown["metadata"]["weight_versions"]]
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "tool_calls"])
+def test_a_part_that_is_parsed_differs(field):
+    with pytest.raises(PartsDiffer):
+        BEFORE.chunk(chunk(**{field: "x"}))
+    with pytest.raises(PartsDiffer):
+        BEFORE.whole({"choices": [{"index": 0, "message": {"content": None, field: ["x"]}}]})
+
+
+def test_a_part_with_another_prompt_differs():
+    BEFORE.check_prompt({"prompt_token_ids": [1, 2, 3, 4, 5], "choices": []})
+    BEFORE.check_prompt({"choices": [{"prompt_token_ids": None}]})
+    with pytest.raises(PartsDiffer):
+        BEFORE.check_prompt({"choices": [{"prompt_token_ids": [1, 2, 3]}]})

@@ -1,0 +1,93 @@
+"""Which calls can be resumed after their engine ended them early, and the request for the rest."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.forests import make_step
+from tests.support.recorded import plan_of
+
+from proxy.protocols.resume import ends_in_stop, refusal, resumed_plan, shown_text, with_text, withheld_text
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+STEP = replace(
+    make_step("S1", [1, 2], [3, 4, 5]),
+    status="partial",
+    problems=("aborted", "stream_cut"),
+    response={"choices": [{"index": 0, "message": {"role": "assistant", "content": "abc"}}]},
+)
+
+
+def test_a_plain_call_can_be_resumed():
+    assert refusal(plan_of(CHAT, BODY), STEP, has_parser=None) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"n": 2}, "choices"),
+        ({"response_format": {"type": "json_object"}}, "grammar"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "grammar"),
+        ({"frequency_penalty": 0.1}, "penalties"),
+        ({"presence_penalty": 0.1}, "penalties"),
+        ({"repetition_penalty": 1.1}, "penalties"),
+        ({"bad_words": ["x"]}, "field"),
+        ({"a_new_field": 1}, "field"),
+        ({"return_token_ids": True}, "field"),
+        ({"tools": [TOOL]}, "parser"),
+        ({"max_tokens": 3}, "length"),
+    ],
+)
+def test_what_an_engine_counts_parses_or_matches_in_sampled_tokens_is_not_resumed(fields, reason):
+    assert reason == refusal(plan_of(CHAT, BODY | fields), STEP, has_parser=None)
+
+
+def test_tools_do_not_matter_on_an_engine_without_a_parser():
+    assert refusal(plan_of(CHAT, BODY | {"tools": [TOOL]}), STEP, has_parser=False) is None
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "tool_calls"])
+def test_a_reply_that_was_parsed_is_not_resumed(field):
+    parsed = replace(STEP, response={"choices": [{"index": 0, "message": {"content": None, field: "x"}}]})
+
+    assert "parser" == refusal(plan_of(CHAT, BODY), parsed, has_parser=None)
+
+
+def test_ids_with_a_problem_are_not_resumed():
+    assert "ids" == refusal(plan_of(CHAT, BODY), replace(STEP, problems=("completion_count",)), has_parser=None)
+
+
+def test_an_engine_that_takes_no_ids_does_not_resume():
+    assert "ids" == refusal(plan_of(CHAT, BODY, kind="plain"), STEP, has_parser=None)
+
+
+def test_the_rest_has_the_limits_that_are_left():
+    """A completions call without a limit has one of 16 tokens."""
+    limits = {"max_tokens": 9, "min_tokens": 2, "seed": 7}
+    body = resumed_plan(plan_of(CHAT, BODY | limits), STEP, None).body
+    text = resumed_plan(plan_of("/v1/completions", {"model": "m", "prompt": "hi"}), STEP, None)
+
+    assert (6, 0, 10) == (body["max_tokens"], body["min_tokens"], body["seed"])
+    assert 13 == text.body["max_tokens"]
+    assert array("i", [1, 2, 3, 4, 5]) == text.prompt.ids
+
+
+@given(text=st.text("ab", max_size=8), stop=st.text("ab", max_size=4))
+def test_a_text_ends_in_the_beginning_of_a_stop_string(text, stop):
+    assert any(text.endswith(stop[:count]) for count in range(1, len(stop))) == ends_in_stop(text, stop)
+
+
+def test_a_text_is_withheld_only_for_stop_strings():
+    assert "" == withheld_text("abc", "abc", None, is_lost=False)
+    assert "c" == withheld_text("abc", "ab", ["xy"], is_lost=True)
+    assert withheld_text("abc", "ab", None, is_lost=True) is None
+    assert withheld_text("ab<|end|>", "ab", ["xy"], is_lost=True) is None
+    assert withheld_text("abc", "abd", ["xy"], is_lost=True) is None
+
+
+def test_the_text_of_a_partial_step_is_replaced():
+    assert ("abc", "abcd") == (shown_text(STEP), shown_text(with_text(STEP, "abcd")))
