@@ -1,5 +1,6 @@
 """A scripted vLLM: each token is the code of a character, and a call may end after a given number of tokens."""
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ class ScriptedEngine:
         self.reply = reply
         self.ends: list[tuple[int, str] | None] = []
         self.requests: list[dict[str, Any]] = []
+        self.held, self.released = asyncio.Event(), asyncio.Event()  # of a stream that ends as "held"
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read() or b"{}")
@@ -83,6 +85,10 @@ class ScriptedEngine:
             await write(
                 [{"index": 0, **part, "finish_reason": reason if is_last else None, "stop_reason": None, **own}]
             )
+        if reason == "held":
+            self.held.set()
+            await self.released.wait()
+            return stream
         if reason == "lost":
             request.transport.close()
             return stream

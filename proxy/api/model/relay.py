@@ -244,6 +244,7 @@ async def _faulted(call: Call, client: ClientStream, fault: EngineError) -> Outc
 
 async def _attempt(call: Call, client: ClientStream) -> Exchange | None:
     """Relay a call once; see `_relayed`."""
+    call.is_waiting = False
     relayed = _relayed(call, client)
     if call.plan.abort is not None:
         relayed = _abortable(call, call.plan.abort, relayed)

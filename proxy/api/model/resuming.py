@@ -43,6 +43,7 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
     `fault`: why its endpoint cannot serve it; None if the engine or TokenTape ended it.
     """
     context, exchange = call.context, call.exchange
+    call.is_waiting = True  # until its next attempt: a pause that is announced again does not interrupt this
     now = context.clock.monotonic()
     if exchange is None and fault is not None and isinstance(fault, EngineUnreachable) and not call.resumed:
         return False  # it was never sent: the client gets the error at once
@@ -160,7 +161,7 @@ async def _show(call: Call, client: Client, step: Step, event: Json | None, with
 async def _planned(call: Call, fault: EngineError | None) -> bool:
     """Plan the call for the next endpoint, once its policy is not paused; return False if that takes too long."""
     context, clock = call.context, call.context.clock
-    began, call.is_waiting = clock.monotonic(), True
+    began = clock.monotonic()
     interval_s, delayed = _INTERVAL_S, fault is not None and not call.left
     try:
         while True:
@@ -184,7 +185,6 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
             except (Paused, NotFound, UnprocessableRequest):
                 return False
     finally:
-        call.is_waiting = False
         context.metrics.resume_wait_seconds.observe(clock.monotonic() - began)
 
 

@@ -1,5 +1,6 @@
 """Calls that their engine ends early go on: the client reads one response, and the step has all that was sampled."""
 
+import asyncio
 from itertools import count
 
 import orjson
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from tests.support.fakes import listening, proxying
 from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine
 from tests.support.stored import stored_steps
+
+from proxy.api.memory_limit import InFlightBytes
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 COUNT = len(REPLY)
@@ -147,6 +150,41 @@ async def test_another_endpoint_goes_on_with_a_stream_whose_engine_is_lost(store
 
     assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
     assert {"a", "b"} == {*(attempt["endpoint"] for attempt in step.extra["attempts"]), step.engine.name}
+
+
+async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, http, monkeypatch):
+    """It interrupts calls again and again; this one has left its engine already, and goes on after the pause."""
+    engine, interrupted = ScriptedEngine(), asyncio.Event()
+    engine.ends = [(5, "held")]
+    interrupt = InFlightBytes.interrupt_sampled
+
+    def interrupt_sampled(*args, **options):
+        interrupted.set()
+        return interrupt(*args, **options)
+
+    async def handle(request):
+        if request.path == "/detokenize":
+            interrupted.clear()
+            await interrupted.wait()
+        return await engine.handle(request)
+
+    async def post(path):
+        async with http.post(f"{served.url}{path}", json={"in_flight": "resume"}) as response:
+            return await response.json()
+
+    monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
+    async with listening(handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True}
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await engine.held.wait()
+        paused = await post("/policy/pause?drain_s=20")
+        interrupted.set()
+        await post("/policy/resume")
+        _, raw = await answering
+        engine.released.set()
+
+    assert (True, 0) == (paused["drained"], paused["in_flight"])
+    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
 
 
 async def metrics_of(http, served) -> str:
