@@ -95,9 +95,11 @@ class Exchange:
         """Return what the shell looks up after the last bytes, before it calls `finish`.
 
         First the model that the response names, if the request names another (`served_models`); second the follow-up request.
-        The shell sets its response as `follow_up_response`.
+        The shell sets its response as `follow_up_response`. Raises PartsDiffer.
         """
         _, answer = self._conclusion or self._conclude()
+        if answer.differs is not None:
+            raise answer.differs
         if answer.response is None:
             return None, None
         model = self._other_model(answer.response)
@@ -169,6 +171,8 @@ class Exchange:
         usage = None if response is None else response.get("usage")
         usage, wrong_usage = check_usage(packed.usage if usage is None else usage)
         special = {*plan.problems, *answer.problems, *packed.problems}
+        if answer.differs is not None:
+            special.add("unparsed_event")
         if wrong_usage is not None:
             special.add(wrong_usage)
         if IMAGES in plan.extra:

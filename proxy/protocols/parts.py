@@ -90,9 +90,14 @@ class Before:
         more = last.get("weight_versions")
         if not (isinstance(spans, list) and isinstance(more, list)):
             return last
-        count = self.sampled_tokens
-        moved = [{**span, "start": span["start"] + count, "end": span["end"] + count} for span in more]
-        return {**last, "weight_versions": [*spans, *moved]}
+        count, joined = self.sampled_tokens, [*spans]
+        for span in more:
+            end = span["end"] + count
+            if joined and joined[-1]["version"] == span["version"]:
+                joined[-1] = {**joined[-1], "end": end}
+            else:
+                joined.append({**span, "start": span["start"] + count, "end": end})
+        return {**last, "weight_versions": joined}
 
 
 def _check_plain(message: Mapping[str, Any]) -> None:
@@ -104,8 +109,8 @@ def _joined_choice(first: Mapping[str, Any], last: Json) -> Json:
     choice = {**last}
     if isinstance(last.get("message"), dict):
         _check_plain(last["message"])
-        text = (first.get("message", {}).get("content") or "") + (last["message"].get("content") or "")
-        choice["message"] = {**last["message"], "content": text}
+        if text := first.get("message", {}).get("content"):
+            choice["message"] = {**last["message"], "content": text + (last["message"].get("content") or "")}
     if isinstance(last.get("text"), str):
         choice["text"] = first.get("text", "") + last["text"]
     before, after = first.get("logprobs"), last.get("logprobs")

@@ -21,7 +21,7 @@ from proxy.protocols.dialects.base import Dialect, Json, ResponseRenderer, Trans
 from proxy.protocols.engines.base import Engine, StripRules
 from proxy.protocols.lenient_json import read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists
-from proxy.protocols.parts import Before
+from proxy.protocols.parts import Before, PartsDiffer
 from proxy.protocols.repeated_events import RepeatedEvents
 from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
@@ -65,6 +65,17 @@ class ClientView:
         rules = self.strip_rules
         return rules.token_ids and rules.logprobs and self.tokens is None and self.dialect.name == "chat"
 
+    def joined(self, response: Json) -> tuple[Json, PartsDiffer | None]:
+        """Return what the client receives of all parts of a call, as `whole`, and why they do not go together, if so."""
+        shown = self.whole(response)
+        if self.before is None:
+            return shown, None
+        try:
+            self.before.check_prompt(response)
+            return self.before.whole(shown), None
+        except PartsDiffer as differs:
+            return shown, differs
+
     def is_aborted(self, response: Json) -> bool:
         """Return whether a response, or an event, says that the engine ended its only choice before the model did."""
         choices = response.get("choices")
@@ -80,9 +91,6 @@ class ClientView:
         shown = self.engine.strip(self.dialect.name, response, self.strip_rules)
         if self.model is not None and isinstance(shown.get("model"), str):
             shown = {**shown, "model": self.model}
-        if self.before is not None:
-            self.before.check_prompt(response)
-            shown = self.before.whole(shown)
         if self.tokens is None:
             return shown
         return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
@@ -98,6 +106,7 @@ class ParsedResponse:
     error: str | None = None  # of the engine, as text
     problems: tuple[str, ...] = ()
     status: int | None = None  # replaces the engine's
+    differs: PartsDiffer | None = None  # why it cannot be the rest of a resumed call
 
 
 class ResponseStream(Protocol):
@@ -248,14 +257,14 @@ class StreamResponse(ResponseStream):
             problems.add("no_usage")
         if self._view.are_choices_counted and not self._accumulator.is_counted:
             problems.add("uncounted")
-        response = shown = None
+        response = shown = differs = None
         try:
             response = self._accumulator.finish()
-            shown = self._view.whole(response)
+            shown, differs = self._view.joined(response)
         except MALFORMED:  # chunks that do not add up to a response
             if response is None:
                 problems.add("unparsed_event")
-        answer = ParsedResponse(response, self.is_over, shown, self._error, tuple(sorted(problems)))
+        answer = ParsedResponse(response, self.is_over, shown, self._error, tuple(sorted(problems)), differs=differs)
         if self._view.renderer is not None:
             end.append(_rendered_end(self._view.renderer, answer))
         return b"".join(end), answer
@@ -267,9 +276,9 @@ class StreamResponse(ResponseStream):
     def cut(self) -> tuple[Json | None, ParsedResponse]:
         """Return the last text, which was withheld with the finish reason, and the response so far."""
         response = self._accumulator.finish()
-        answer = ParsedResponse(
-            response, self.is_over, self._view.whole(response), problems=tuple(sorted(self._problems))
-        )
+        shown, differs = self._view.joined(response)
+        problems = tuple(sorted(self._problems))
+        answer = ParsedResponse(response, self.is_over, shown, problems=problems, differs=differs)
         held = next((held for held in self._held if isinstance(held, _Finish)), None)
         if held is None:
             return None, answer
@@ -331,6 +340,7 @@ class StreamResponse(ResponseStream):
             self._holding = True  # if the number of choices is unknown, the first that finishes may be the last
         if chunk.get("usage") is not None and (usage.rules.usage or not chunk.get("choices")):
             usage.read(chunk, self._problems)
+            self._holding = self._holding or (not chunk.get("choices") and self._is_empty())  # it may be aborted
             self.forces_usage = usage.is_forced
         shown = view.engine.strip_chunk(view.dialect.name, chunk, usage.rules)
         if view.model is not None and shown is not None and isinstance(shown.get("model"), str):

@@ -22,7 +22,7 @@ from proxy.trajectory.step import Step, answers_of
 # Why a call is not resumed.
 Refusal = Literal[
     "choices", "grammar", "penalties", "images", "echo", "field", "ids", "parser", "character", "stop", "length",
-    "tokenize", "max_resumes", "timeout", "endpoint",
+    "finished", "tokenize", "max_resumes", "timeout", "endpoint",
 ]  # fmt: skip
 
 # The fields of chat and completions whose effect on the rest is known (vLLM 0.32.0, SGLang 0.5.23). A field that is not
@@ -65,6 +65,7 @@ def refusal(plan: Plan, step: Step, *, has_parser: bool | None) -> Refusal | Non
         "field": asks_ids or asks_meta or has_others,
         "ids": plan.engine.prompt_ids_fields(name, []) is None or not _has_ids(step),
         "parser": is_parsed,
+        "finished": any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
         "length": _left(plan, step.sampled - (0 if plan.before is None else plan.before.sampled)) is None,
     }
     return next((reason for reason, holds in refusals.items() if holds), None)

@@ -83,7 +83,7 @@ class WholeResponse(Withheld):
         if response is None:
             return self._failed(body)
         try:
-            shown = view.whole(response)
+            shown, differs = view.joined(response)
             problems = []
             counts_there = view.engine.always_sends_usage and not view.dialect.counts_in_choices
             if response.get("usage") is None and counts_there:
@@ -94,7 +94,7 @@ class WholeResponse(Withheld):
             end = self._written(body, response, shown, problems, loosely=loosely)
         except MALFORMED:
             return self._failed(body)
-        return end, ParsedResponse(response, ended=True, shown=shown, problems=tuple(problems))
+        return end, ParsedResponse(response, ended=True, shown=shown, problems=tuple(problems), differs=differs)
 
     def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         if self._view.renderer is not None:

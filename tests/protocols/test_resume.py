@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.forests import make_step
+from tests.support.forests import make_choice, make_step
 from tests.support.recorded import plan_of
 
 from proxy.protocols.resume import ends_in_stop, refusal, resumed_plan, shown_text, with_text, withheld_text
@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 STEP = replace(
-    make_step("S1", [1, 2], [3, 4, 5]),
+    make_step("S1", [1, 2], make_choice(0, [3, 4, 5], finish_reason="abort")),
     status="partial",
     problems=("aborted", "stream_cut"),
     response={"choices": [{"index": 0, "message": {"role": "assistant", "content": "abc"}}]},
@@ -59,6 +59,12 @@ def test_a_reply_that_was_parsed_is_not_resumed(field):
 
 def test_ids_with_a_problem_are_not_resumed():
     assert "ids" == refusal(plan_of(CHAT, BODY), replace(STEP, problems=("completion_count",)), has_parser=None)
+
+
+def test_a_reply_that_is_complete_is_not_resumed():
+    finished = replace(STEP, choices=(make_choice(0, [3, 4, 5], finish_reason="stop"),))
+
+    assert "finished" == refusal(plan_of(CHAT, BODY), finished, has_parser=None)
 
 
 def test_an_engine_that_takes_no_ids_does_not_resume():

@@ -58,19 +58,22 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
     call.losses += isinstance(fault, EngineDisconnected)
     reason, withheld = await _why_not(call, step, fault)
     label, tokens = call.endpoint.label, 0 if step is None else step.sampled
+    if not tokens and reason != "max_resumes":
+        reason = None  # nothing was sampled: it starts again, and loses nothing
     if reason is not None and (reason == "max_resumes" or not _shows_nothing(client, step)):
         return _refused(call, reason, step)
     call.resumed += 1
     call.failed.append({"endpoint": label, "fault": why, "tokens": tokens})
-    result = "resumed" if reason is None else "restarted"
+    is_kept = reason is None and tokens > 0
+    result = "resumed" if is_kept else "restarted"
     context.metrics.resumed_calls.labels(label, result, reason or "none").inc()
-    context.metrics.cut_tokens.labels("kept" if reason is None else "lost").inc(
-        tokens - (call.before.sampled if reason is None and call.before is not None else 0)
+    context.metrics.cut_tokens.labels("kept" if is_kept else "lost").inc(
+        tokens - (call.before.sampled if is_kept and call.before is not None else 0)
     )
     LOG.info(
         "Call %s: %s", result, why, extra={"fields": {"step_id": call.plan.step_id, "tokens": tokens, "reason": reason}}
     )
-    if reason is None and step is not None:
+    if is_kept and step is not None:
         if call.plan.framing == "live":
             await _show(call, client, step, event, withheld)
         kept = with_text(step, shown_text(step) + withheld) if withheld else step
@@ -88,6 +91,7 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
 def _refused(call: Call, reason: Refusal, step: Step | None) -> bool:
     metrics = call.context.metrics
     metrics.resumed_calls.labels(call.endpoint.label, "ended", reason).inc()
+    LOG.info("Call not resumed: %s", reason, extra={"fields": {"step_id": call.plan.step_id}})
     if step is not None:
         metrics.cut_tokens.labels("lost").inc(step.sampled)
     return False
