@@ -1,6 +1,6 @@
 """The methods of both clients, one for each route of the control API, over any transport."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal, cast
 from urllib.parse import quote
@@ -32,13 +32,20 @@ STILL_PAUSED: Final = "Calls are still paused; POST {path} ends the pause."
 NOT_ANNOUNCED: Final = (
     "The update was made and its version was not announced: calls stay paused until put_policy(version) and resume()."
 )
+NOT_ANNOUNCED_ROLLING: Final = (
+    "The update was made and its version was not announced: each endpoint has it as its own. Call put_policy(version)."
+)
+STILL_HELD: Final = "Endpoint {label} is still held: no call is sent to it. POST {path} with endpoints releases it."
 CONNECTED: Final = b": following"  # the first line of the response of /events
 DATA: Final = b"data: "
 MIN_DELAY_S: Final = 0.25  # between two connections; it doubles until a change is received
 MAX_DELAY_S: Final = 10.0
 _DIGITS: Final = 18
 
-InFlight = Literal["drain", "abort", "continue"]
+InFlight = Literal["drain", "abort", "continue", "resume"]
+_OF_PAUSE: Final[Mapping[str, Literal["keep", "abort", "resume"]]] = {
+    "drain": "keep", "abort": "abort", "continue": "keep", "resume": "resume",
+}  # fmt: skip
 
 
 class ControlApi:
@@ -351,35 +358,50 @@ class ControlApi:
         mode: Literal["wait", "reject"] = "wait",
         *,
         drain_s: float = 0,
-        in_flight: Literal["keep", "abort"] = "keep",
+        in_flight: Literal["keep", "abort", "resume"] = "keep",
+        endpoints: Sequence[str] | None = None,
         policy: str | None = None,
     ) -> dict[str, Any]:
         """Pause new calls of a policy while its weights change, and wait up to `drain_s` until no call is in flight.
 
-        `in_flight="abort"` then stops those that are left at their engines; their steps are partial.
+        `in_flight="abort"` then stops those that are left at their engines; their steps are partial. "resume" interrupts calls
+        at once, and they are resumed after the pause; with `endpoints` (their labels, `name` of GET /engines), only these are
+        held, and their calls are resumed at the others.
         """
         is_kept = in_flight == "keep"
-        body = {"mode": mode, "in_flight": None if is_kept else in_flight}
+        body = {"mode": mode, "in_flight": None if is_kept else in_flight, "endpoints": endpoints}
         wait_s = drain_s if is_kept else drain_s + ABORT_TIMEOUT_S
         paused = await self.send("POST", f"{_policy_path(policy)}/pause", body, wait_s=wait_s, drain_s=drain_s or None)
         return cast("dict[str, Any]", paused)
 
-    async def resume(self, *, policy: str | None = None) -> dict[str, Any]:
-        """Resume paused calls of a policy."""
-        return cast("dict[str, Any]", await self.send("POST", f"{_policy_path(policy)}/resume"))
+    async def resume(
+        self,
+        *,
+        endpoints: Sequence[str] | None = None,
+        version: str | int | None = None,
+        policy: str | None = None,
+        run: str | None = None,
+    ) -> dict[str, Any]:
+        """Resume paused calls of a policy, and release its endpoints that are held.
+
+        With `endpoints`, only these are released; calls at them have `version` until the policy's next one is announced.
+        """
+        body = None if endpoints is None else {"endpoints": endpoints, "version": version, "run": run}
+        return cast("dict[str, Any]", await self.send("POST", f"{_policy_path(policy)}/resume", body))
 
     async def update_policy(
         self,
         version: str | int,
-        update: Callable[[], object],
+        update: Callable[..., object],
         *,
         drain_s: float = 60.0,
         mode: Literal["wait", "reject"] = "wait",
-        in_flight: InFlight = "drain",
+        in_flight: InFlight = "resume",
+        rolling: bool = False,
         policy: str | None = None,
         run: str | None = None,
     ) -> dict[str, Any]:
-        """Pause calls of a policy (None: `default`), drain, call `update`, announce `version`, resume.
+        """Pause calls of a policy (None: `default`), call `update`, announce `version`, resume.
 
         Return {version, epoch, run, in_flight} at the update. Calls of other policies are neither paused nor waited for.
 
@@ -387,18 +409,52 @@ class ControlApi:
         the run may continue from an earlier version, and groups that were sampled before are dropped. Otherwise a lower
         version than the announced one raises ClientError (code `lower_version`) without an update.
 
-        `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens
-        to calls that do not end within `drain_s`: "drain" raises ClientError (code `not_drained`) without an update; "abort"
-        stops them at their engines, with partial steps; "continue" does not wait, and they continue on the new weights
-        (`policy_version` and `policy_version_end` of their steps differ). After an exception of `update`, calls resume with
-        the old version. If this process dies, or the version cannot be announced, calls stay paused: update again, or call
-        `resume`.
+        `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens to
+        calls that are running:
+
+        - "resume" interrupts them at once. They continue after the update from what was sampled until then: agents wait, and
+          get one reply. Calls that cannot be interrupted have `drain_s`, and are then sampled again from their start.
+        - "drain" waits for them, and raises ClientError (code `not_drained`) without an update if some do not end within
+          `drain_s`.
+        - "abort" stops those that do not end within `drain_s` at their engines, with partial steps.
+        - "continue" does not wait: they continue on the new weights, over what the engine has computed with the old ones
+          (`policy_version` and `policy_version_end` of their steps differ).
+
+        With `rolling`, endpoints are updated one after the other: each is held, its calls are resumed at the others, and
+        `update(endpoint)` loads the weights into it; `endpoint` has its `label`, its `url` and the other fields of GET
+        /engines. It is then released with the new version.
+
+        After an exception of `update`, calls resume with the old version (in a rolling update, at this endpoint). If this
+        process dies, or the version cannot be announced, calls stay paused: update again, or call `resume`.
         """
-        _check_update(version, in_flight)
+        _check_update(version, in_flight, rolling=rolling)
         _check_follows(await self.policy(policy), version, run)
+        paused = {"in_flight": 0}
+        if rolling:
+            await self._update_each(version, update, drain_s=drain_s, policy=policy, run=run)
+        else:
+            paused = await self._update_all(update, drain_s=drain_s, mode=mode, in_flight=in_flight, policy=policy)
+        try:
+            announced = await self.put_policy(version, policy=policy, run=run)
+        except BaseException as error:
+            error.add_note(NOT_ANNOUNCED_ROLLING if rolling else NOT_ANNOUNCED)
+            raise
+        await self.resume(policy=policy)
+        return {**announced, "in_flight": paused["in_flight"]}
+
+    async def _update_all(
+        self,
+        update: Callable[[], object],
+        *,
+        drain_s: float,
+        mode: Literal["wait", "reject"],
+        in_flight: InFlight,
+        policy: str | None,
+    ) -> dict[str, Any]:
+        """Pause calls, and update all endpoints; return what the pause returned."""
         drains = in_flight != "continue"
         try:
-            choice: Literal["keep", "abort"] = "abort" if in_flight == "abort" else "keep"
+            choice = _OF_PAUSE[in_flight]
             paused = await self.pause(mode, drain_s=drain_s if drains else 0, in_flight=choice, policy=policy)
             if drains:
                 _check_drained(paused, drain_s)
@@ -410,13 +466,39 @@ class ControlApi:
                 if failure.status != NOT_FOUND:  # an unknown policy is not paused
                     error.add_note(STILL_PAUSED.format(path=f"{_policy_path(policy)}/resume"))
             raise
-        try:
-            announced = await self.put_policy(version, policy=policy, run=run)
-        except BaseException as error:
-            error.add_note(NOT_ANNOUNCED)
-            raise
-        await self.resume(policy=policy)
-        return {**announced, "in_flight": paused["in_flight"]}
+        return paused
+
+    async def _update_each(
+        self,
+        version: str | int,
+        update: Callable[[dict[str, Any]], object],
+        *,
+        drain_s: float,
+        policy: str | None,
+        run: str | None,
+    ) -> None:
+        """Hold, update and release the endpoints of a policy one after the other."""
+        engines = (await self.send("GET", "/engines"))["engines"]
+        endpoints = [engine for engine in engines if (policy or "default") in engine["policies"]]
+        if not endpoints:
+            raise ClientError(f"No engine serves policy {policy or 'default'!r}; nothing was updated.", code=NOT_VALID)
+        for endpoint in endpoints:
+            labels = [endpoint["name"]]
+            try:
+                paused = await self.pause(drain_s=drain_s, in_flight="resume", endpoints=labels, policy=policy)
+                _check_drained(paused, drain_s)
+                await self.transport.finished(update({"label": endpoint["name"], **endpoint}))
+            except BaseException as error:
+                try:
+                    await self.resume(endpoints=labels, policy=policy)
+                except ClientError:
+                    error.add_note(STILL_HELD.format(label=labels[0], path=f"{_policy_path(policy)}/resume"))
+                raise
+            try:
+                await self.resume(endpoints=labels, version=version, policy=policy, run=run)
+            except BaseException as error:
+                error.add_note(STILL_HELD.format(label=labels[0], path=f"{_policy_path(policy)}/resume"))
+                raise
 
     async def load_adapter(
         self,
@@ -426,13 +508,13 @@ class ControlApi:
         *,
         drain_s: float = 60.0,
         mode: Literal["wait", "reject"] = "wait",
-        in_flight: Literal["drain", "abort"] = "drain",
+        in_flight: Literal["drain", "abort", "resume"] = "drain",
         policy: str | None = None,
         run: str | None = None,
     ) -> dict[str, Any]:
         """Load a LoRA adapter of a policy into every vLLM as the model `name`, under a pause, and announce its version.
 
-        `name` None is the only model of the policy. `run` is as for `update_policy`.
+        `name` None is the only model of the policy. `run` and `in_flight` are as for `update_policy`.
         `path` is a folder at the engines, another one for each version. If an engine fails, all keep the adapter of before.
         """
         pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}
@@ -520,13 +602,15 @@ def _check_float32(name: str, signal: Any) -> None:
             raise ClientError(message, type="invalid_request_error", code=NOT_VALID, param=name)
 
 
-def _check_update(version: object, in_flight: str) -> None:
+def _check_update(version: object, in_flight: str, *, rolling: bool) -> None:
     """Raise ClientError unless the version can be announced after the update, and the choice for calls in flight exists."""
     is_version = isinstance(version, int) or (isinstance(version, str) and 1 <= len(version) <= MAX_VERSION)
     if not is_version or isinstance(version, bool):
         raise _not_valid("version", f"must be an integer or a string of 1 to {MAX_VERSION} characters, not {version!r}")
-    if in_flight not in ("drain", "abort", "continue"):
-        raise _not_valid("in_flight", f"must be 'drain', 'abort' or 'continue', not {in_flight!r}")
+    if in_flight not in _OF_PAUSE:
+        raise _not_valid("in_flight", f"must be 'drain', 'abort', 'continue' or 'resume', not {in_flight!r}")
+    if rolling and in_flight != "resume":
+        raise _not_valid("in_flight", f"must be 'resume' in a rolling update, not {in_flight!r}")
 
 
 def _check_follows(announced: Mapping[str, Any], version: str | int, run: str | None) -> None:
@@ -554,7 +638,7 @@ def _check_drained(paused: Mapping[str, Any], drain_s: float) -> None:
     if not paused["drained"]:
         raise ClientError(
             f"{paused['in_flight']} calls are in flight after {drain_s:g} s, or another client paused or resumed calls; "
-            "nothing was updated. Use a larger drain_s, or in_flight='abort' or 'continue'.",
+            "nothing was updated. Use a larger drain_s, or another in_flight.",
             type="conflict_error",
             code=NOT_DRAINED,
         )

@@ -180,6 +180,8 @@ def rewards_line(rollout: Mapping[str, Any]) -> str:
 def mode_line(policy: Mapping[str, Any]) -> str:
     """Return what happens to the calls of a policy, and after a pause how many are in flight."""
     mode = _MODES.get(policy["mode"], str(policy["mode"]))
+    if policy.get("held"):
+        mode += f", {', '.join(policy['held'])} held"
     if "drained" not in policy:
         return mode
     return f"{mode}, " + ("no calls in flight" if policy["drained"] else f"{policy['in_flight']} calls in flight")

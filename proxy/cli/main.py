@@ -552,7 +552,7 @@ def set_policy(
 
 
 @policies.command("pause")
-def pause_policy(
+def pause_policy(  # noqa: PLR0913 - each parameter is a named option
     policy: PolicyName = _DEFAULT_POLICY,
     mode: Annotated[
         Literal["wait", "reject"], typer.Option(help="What new calls do: wait until `resume`, or get 429.")
@@ -562,12 +562,21 @@ def pause_policy(
     api_key: ProxyKey = None,
     *,
     abort: Annotated[bool, typer.Option("--abort", help="Abort calls that are in flight after --drain-s.")] = False,
+    interrupt: Annotated[
+        bool, typer.Option("--interrupt", help="Interrupt calls at once; they are resumed after the pause.")
+    ] = False,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(help="Hold only this endpoint: its calls move to others; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pause new calls in all processes of the store. With --drain-s, exit with 3 if calls are still in flight after it."""
     from proxy.cli.commands import change, mode_line
 
-    body: Any = {"mode": mode, "in_flight": "abort" if abort else "keep", "drain_s": _finite(drain_s)}
+    if abort and (interrupt or endpoint):
+        usage_error("specify either --abort, or --interrupt and --endpoint")
+    in_flight = "resume" if interrupt or endpoint else "abort" if abort else "keep"
+    body: Any = {"mode": mode, "in_flight": in_flight, "drain_s": _finite(drain_s), "endpoints": endpoint}
     paused = run(
         change(
             address_of(url, None, api_key),
@@ -576,7 +585,7 @@ def pause_policy(
             as_json=as_json,
         )
     )
-    if not paused["drained"] and (drain_s or abort):
+    if not paused["drained"] and (drain_s or in_flight != "keep"):
         raise typer.Exit(Exit.FOUND)
 
 
@@ -586,15 +595,17 @@ def resume_policy(
     url: ProxyUrl = DEFAULT_URL,
     api_key: ProxyKey = None,
     *,
+    endpoint: Annotated[list[str] | None, typer.Option(help="Release only this endpoint; repeatable.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of the weights of --endpoint.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Resume the calls of a policy."""
+    """Resume the calls of a policy, and release its endpoints that are held."""
     from proxy.cli.commands import change, mode_line
 
     run(
         change(
             address_of(url, None, api_key),
-            lambda control: control.resume(policy=policy),
+            lambda control: control.resume(policy=policy, endpoints=endpoint, version=version),
             lambda resumed: f"policy {policy!r}: {mode_line(resumed)}",
             as_json=as_json,
         )

@@ -10,6 +10,14 @@ from typing import Final, Literal, Protocol, TypeAlias
 import orjson
 
 from proxy.errors import LowerVersion, NotFound, Paused, UnprocessableRequest
+from proxy.rollouts.endpoint_updates import (
+    ENDPOINTS_ANNOUNCEMENT,
+    EndpointUpdate,
+    change_endpoints,
+    held,
+    read_endpoints,
+    released,
+)
 from proxy.rollouts.stored_fields import announced_value, of_policy
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
@@ -117,19 +125,41 @@ def read_announced(announcements: Mapping[str, Announcement], policy: str = DEFA
 class PolicyVersion:
     """The latest version of a policy that this process knows; calls compare it at their start and end."""
 
-    __slots__ = ("_name", "_number", "announced")
+    __slots__ = ("_endpoints", "_endpoints_name", "_endpoints_number", "_name", "_number", "_policy", "announced")
 
     def __init__(self, policy: str = DEFAULT_POLICY) -> None:
         self.announced = NOTHING
+        self._policy = policy
         self._name = of_policy(POLICY_ANNOUNCEMENT, policy)
         self._number = -1
+        self._endpoints: Mapping[str, EndpointUpdate] = {}
+        self._endpoints_name = of_policy(ENDPOINTS_ANNOUNCEMENT, policy)
+        self._endpoints_number = 0
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Apply a newer announcement."""
+        """Apply newer announcements."""
         announcement = newer(announcements, self._name, self._number)
         if announcement is not None:
             self.announced = Announced.read(announcement, self._name, self.announced)
             self._number = announcement.number
+        if (update := newer(announcements, self._endpoints_name, self._endpoints_number)) is not None:
+            self._endpoints = read_endpoints(announcements, self._policy, self._endpoints)
+            self._endpoints_number = update.number
+
+    def at(self, label: str) -> tuple[str | None, int]:
+        """Return the version and the epoch of calls at an endpoint.
+
+        In a rolling update they are its own, until the next version of the policy is announced.
+        """
+        own = self._endpoints.get(label) if self._endpoints else None
+        if own is not None and own.version is not None and own.policy_number >= self._number:
+            return own.version, own.epoch
+        return self.announced.version, self.announced.epoch
+
+    @property
+    def endpoints(self) -> dict[str, str | None]:
+        """The versions of endpoints that have another one than the policy, by label."""
+        return {label: self.at(label)[0] for label in self._endpoints if self.at(label)[0] != self.announced.version}
 
     async def check(
         self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
@@ -227,11 +257,14 @@ class Heartbeats(BackgroundWork):
                 await self.beat()
 
     def _is_draining(self) -> bool:
-        return any(pause.mode is not None and pause.in_flight for pause in self.pauses.values())
+        return any(
+            (pause.mode is not None and pause.in_flight) or (pause.held and self._sent.get(name, (0, 0))[1])
+            for name, pause in self.pauses.items()
+        )
 
     def _has_news(self) -> bool:
-        """Return whether the last call in flight of a paused policy has ended since the last heartbeat."""
-        paused = (pause for pause in self.pauses.items() if pause[1].mode is not None)
+        """Return whether the last call in flight of a paused policy, or at a held endpoint, has ended since the heartbeat."""
+        paused = (pause for pause in self.pauses.items() if pause[1].mode is not None or pause[1].held)
         return any(self._sent.get(name, (0, 0))[1] and not pause.engaged() for name, pause in paused)
 
 
@@ -259,7 +292,8 @@ class Pause:
     """The pause of a policy's calls, as this process knows it; the others learn of it by `heartbeats`.
 
     `abort_calls` stops the calls of this process that engines are sampling, and returns the number of those that engines have
-    completed. It and `interrupt_calls` are called again until the pause ends.
+    completed. It and `interrupt_calls` are called again until the pause ends. No call is sent to endpoints that are `held`, by
+    their labels.
     """
 
     def __init__(
@@ -267,6 +301,7 @@ class Pause:
     ) -> None:
         self.mode: str | None = None
         self.number = 0
+        self.held: frozenset[str] = frozenset()
         self.abort_calls: Callable[[], int] = lambda: 0
         self.interrupt_calls: InterruptCalls = lambda _labels, *, is_last: (0, 0)  # noqa: ARG005
         self._heartbeats = heartbeats
@@ -280,6 +315,9 @@ class Pause:
         self._abort_number = 0
         self._interrupt = _Interrupt(-1)
         self._interrupt_number = 0
+        self._endpoints: Mapping[str, EndpointUpdate] = {}
+        self._endpoints_name = of_policy(ENDPOINTS_ANNOUNCEMENT, policy)
+        self._endpoints_number = 0
         self.in_flight = 0  # calls of this process that were admitted, have not ended, and do not wait to be resumed
         self._waiting = 0
         self._changed = asyncio.Event()
@@ -294,9 +332,7 @@ class Pause:
         if announcement is not None:
             self.mode = announced_value(announcement, Literal["wait", "reject"] | None, self._name, self.mode)
             self.number = announcement.number
-            self._changed.set()
-            self._changed = asyncio.Event()
-            self._heartbeats.is_due.set()
+            self._note_change()
         if (abort := newer(announcements, self._abort_name, self._abort_number)) is not None:
             self._aborted = announced_value(abort, int, self._abort_name, self._aborted)
             self._abort_number = abort.number
@@ -305,6 +341,18 @@ class Pause:
             self._interrupt = announced_value(interrupt, _Interrupt, self._interrupt_name, self._interrupt)
             self._interrupt_number = interrupt.number
             self.engaged()
+        if (update := newer(announcements, self._endpoints_name, self._endpoints_number)) is not None:
+            self._endpoints = read_endpoints(announcements, self._policy, self._endpoints)
+            self._endpoints_number = update.number
+            self.held = frozenset(label for label, it in self._endpoints.items() if it.is_held)
+            self.engaged()
+            self._note_change()
+
+    def _note_change(self) -> None:
+        """Wake the calls that wait, and send a heartbeat."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._heartbeats.is_due.set()
 
     async def announce(self, mode: str | None) -> int:
         """Pause (or resume, with None) calls at every process that shares the store; return the announcement's number."""
@@ -328,6 +376,64 @@ class Pause:
             await self._announce_end(in_flight, number, is_last=True)
             left, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
         return left, is_drained
+
+    async def hold(self, labels: Collection[str], *, drain_s: float) -> tuple[int, bool]:
+        """Hold endpoints: their calls are interrupted at once, and resumed at the others; no call is sent to them.
+
+        After `drain_s` those are interrupted as well that lose what was sampled. Return the number of calls in flight at the
+        endpoints that are held, and whether all processes have none. Processes of 0.1.0 do not hold: all of their calls count.
+        """
+        await self._change(lambda known, _: held(known, labels, is_last=False))
+        number = await self._announce_again()
+        left, is_drained = await self._in_flight_after(number, drain_s)
+        if not is_drained and self.number == number:
+            await self._change(lambda known, _: held(known, labels, is_last=True))
+            left, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
+        return left, is_drained
+
+    async def release(
+        self,
+        labels: Collection[str] | None,
+        version: str | None = None,
+        *,
+        run: str | None = None,
+        new_epoch: bool = False,
+    ) -> None:
+        """Release endpoints (None: all that are held).
+
+        With a version, calls at them have it until the policy's next version is announced. Raises LowerVersion.
+        """
+        name = of_policy(POLICY_ANNOUNCEMENT, self._policy)
+
+        def change(
+            known: dict[str, EndpointUpdate], present: Mapping[str, Announcement]
+        ) -> Mapping[str, EndpointUpdate]:
+            if version is None:
+                return released(known, labels, None)
+            number = present[name].number if name in present else 0
+            following = Announced.read(present.get(name), name).advanced(version, run=run, new_epoch=new_epoch)
+            return released(known, labels, EndpointUpdate(version=version, epoch=following.epoch, policy_number=number))
+
+        await self._change(change)
+
+    async def _change(
+        self, change: Callable[[dict[str, EndpointUpdate], Mapping[str, Announcement]], Mapping[str, EndpointUpdate]]
+    ) -> None:
+        announced = await change_endpoints(self._heartbeats.announcements, self._policy, change)
+        self.apply(announced)
+        for follow in self._heartbeats.followers:
+            follow(announced)
+
+    async def _announce_again(self) -> int:
+        """Announce the present mode again; return its number. A process that knows it knows earlier announcements as well."""
+        announcements = self._heartbeats.announcements
+        while True:
+            present = (await announcements.read()).get(self._name)
+            value, number = (b"null", 0) if present is None else (present.value, present.number)
+            announcement = await announcements.announce_if(self._name, value, number)
+            if announcement is not None:
+                self.apply({self._name: announcement})
+                return announcement.number
 
     async def _announce_end(self, in_flight: InFlight, number: int, *, is_last: bool) -> None:
         """Announce that a pause aborts or interrupts calls."""
@@ -358,21 +464,29 @@ class Pause:
     def engaged(self) -> int:
         """Return the calls in flight of this process without those that engines have completed in an aborted pause.
 
-        If the current pause aborts or interrupts calls, this happens each time: a call that was admitted before the pause may
-        be sent after the first time.
+        If endpoints are held and calls are not paused, those at the endpoints. Calls are aborted or interrupted each time: one
+        that was admitted before the pause may be sent after the first time.
         """
         if self._aborted == self.number:
             return self.in_flight - self.abort_calls()
         if self._interrupt.pause == self.number:
             _, completed = self.interrupt_calls(None, is_last=self._interrupt.is_last)
             return self.in_flight - completed
-        return self.in_flight
+        left = 0
+        for is_last in (False, True):
+            labels = [label for label in self.held if self._endpoints[label].is_last == is_last]
+            if labels:
+                left += self.interrupt_calls(labels, is_last=is_last)[0]
+        return left if self.held and self.mode is None else self.in_flight
 
-    async def passed(self, timeout_s: float | None = None, *, is_resumed: bool = False) -> None:
-        """Wait until calls are not paused. Values that were read before are outdated then. Raises Paused after `timeout_s`.
+    async def passed(
+        self, timeout_s: float | None = None, *, is_resumed: bool = False, labels: Collection[str] = ()
+    ) -> None:
+        """Wait until calls are not paused, and not all endpoints of a call are held, if their labels are passed.
 
-        Without `timeout_s` it is `agents.pause_timeout_s`. A call that was interrupted (`is_resumed`) waits in every mode and
-        without a limit on waiting calls, and does not count as in flight meanwhile.
+        Values that were read before are outdated then. Raises Paused after `timeout_s`, by default `agents.pause_timeout_s`.
+        A call that was interrupted (`is_resumed`) waits in every mode and without a limit on waiting calls. It, and a call with
+        labels, is in flight already, and does not count as such meanwhile.
         """
         if not is_resumed:
             self._refuse_if_rejecting()
@@ -381,20 +495,25 @@ class Pause:
                     f"Calls are paused, and {self._waiting} calls are already waiting (agents.max_paused). Try again later."
                 )
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        is_counted = is_resumed or bool(labels)
         self._waiting += not is_resumed
-        self.in_flight -= is_resumed
+        self.in_flight -= is_counted
         try:
             async with asyncio.timeout(timeout_s):
-                while self.mode == "wait" or (is_resumed and self.mode is not None):
+                while self._is_closed(labels, is_resumed=is_resumed):
                     await self._changed.wait()
         except TimeoutError:
             setting = "resume_timeout_s" if is_resumed else "pause_timeout_s"
             raise Paused(f"Calls are still paused after {timeout_s:g} s (agents.{setting}). Try again later.") from None
         finally:
             self._waiting -= not is_resumed
-            self.in_flight += is_resumed
+            self.in_flight += is_counted
         if not is_resumed:
             self._refuse_if_rejecting()
+
+    def _is_closed(self, labels: Collection[str], *, is_resumed: bool) -> bool:
+        is_paused = self.mode == "wait" or (is_resumed and self.mode is not None)
+        return is_paused or (bool(labels) and self.held.issuperset(labels))
 
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":

@@ -136,7 +136,31 @@ async def test_policies_are_listed_announced_paused_and_resumed(store, address, 
         assert Exit.FAILED == (await invoke("policy", "set", "1", "--policy", "none", url=served.url))[0]
 
 
-@pytest.mark.parametrize(("options", "code"), [((), 0), (("--drain-s", "1"), 3), (("--abort",), 3)])
+async def test_an_endpoint_is_held_and_released_with_a_version(invoke, store, address, http):
+    """--interrupt and --endpoint exclude --abort."""
+    endpoints = [{"url": address.url, "name": "main"}, {"url": "http://127.0.0.1:9", "name": "spare"}]
+    async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+        words = (
+            ("pause", "--endpoint", "main"),
+            ("pause", "--interrupt"),
+            ("resume", "--endpoint", "main", "--version", "3"),
+        )
+        lines = [(await invoke("policy", *of, url=served.url))[2] for of in words]
+        async with http.get(f"{served.url}/policies") as response:
+            (policy,) = (await response.json())["policies"]
+
+    assert [
+        "policy 'default': calls are sent, main held, no calls in flight\n",
+        "policy 'default': new calls wait, no calls in flight\n",
+        "policy 'default': new calls wait\n",
+    ] == lines
+    assert ([], {"main": "3"}) == (policy["held"], policy["versions"])
+    assert 2 == (await invoke("policy", "pause", "--abort", "--interrupt"))[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [((), 0), (("--drain-s", "1"), 3), (("--abort",), 3), (("--interrupt",), 3)]
+)
 async def test_a_pause_with_calls_in_flight_is_3_if_they_should_have_ended(invoke, monkeypatch, options, code):
     async def undrained(*_, as_json):
         return {"drained": False}

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -388,6 +389,13 @@ class Shared:
         self.announced[name] = Announcement(value, self.announced[name].number + 1 if name in self.announced else 1)
         return self.announced[name]
 
+    async def announce_if(self, name, value, number):
+        present = self.announced[name].number if name in self.announced else 0
+        return await self.announce(name, value) if number == present else None
+
+    async def read(self):
+        return dict(self.announced)
+
     async def beat(self, process, states, *, lifetime_ms, known):
         self.beats[process] = states
         others = {policy: [sent[policy] for sent in self.beats.values() if policy in sent] for policy in states}
@@ -404,31 +412,165 @@ def test_a_pause_ends_calls_if_it_is_announced_to_and_no_other_pause_does(action
     """Every heartbeat of a process ends calls while the pause that it knows is the one that aborts or interrupts them."""
 
     async def run():
-        shared, ended, kinds = Shared(), [], {}
+        shared, ended, announced = Shared(), [], {}
         here, there = (Pause(Heartbeats(shared, name), max_waiting=1, timeout_s=1) for name in "ab")
-        there.abort_calls = lambda: ended.append("abort") or 0
-        there.interrupt_calls = lambda _labels, *, is_last: ended.append("last" if is_last else "interrupt") or (0, 0)
+        there.abort_calls = lambda: ended.append((there.number, "abort")) or 0
+        there.interrupt_calls = lambda _labels, *, is_last: (
+            ended.append((there.number, "last" if is_last else "interrupt")) or (0, 0)
+        )
         for action in actions:
-            if action == "abort" and here.number:
-                await shared.announce(ABORT_ANNOUNCEMENT, orjson.dumps(here.number))
-                kinds["abort"] = here.number
-            elif action in {"interrupt", "last"} and here.number:
-                value = {"pause": here.number, "is_last": action == "last"}
-                await shared.announce(INTERRUPT_ANNOUNCEMENT, orjson.dumps(value))
-                kinds["interrupt"], is_last = here.number, action == "last"
-            elif action == "beat":
+            if action == "beat":
                 ended.clear()
                 await there.beat()
                 assert here.number == there.number
-                expected = next((kind for kind in ("abort", "interrupt") if kinds.get(kind) == here.number), None)
-                if expected == "interrupt" and is_last:
-                    expected = "last"
-                assert [expected] * bool(expected) == list(dict.fromkeys(ended[-1:]))
-                assert expected or not ended
+                assert all(kind in announced.get(number, ()) for number, kind in ended)
+                kinds = announced.get(here.number, [])
+                expected = ["abort"] if "abort" in kinds else kinds[-1:]
+                assert expected == [kind for number, kind in ended if number == here.number][-1:]
             elif action in {"pause", "resume"}:
                 await here.announce("wait" if action == "pause" else None)
+            elif here.number:
+                is_abort = action == "abort"
+                value = here.number if is_abort else {"pause": here.number, "is_last": action == "last"}
+                await shared.announce(ABORT_ANNOUNCEMENT if is_abort else INTERRUPT_ANNOUNCEMENT, orjson.dumps(value))
+                announced.setdefault(here.number, []).append(action)
 
     asyncio.run(run())
+
+
+LABELS = ("a", "b", "c")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["hold", "release", "update", "epoch"]), st.sampled_from(LABELS)),
+        st.tuples(st.sampled_from(["announce", "resume", "pause"]), st.none()),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_an_endpoint_has_its_own_version_from_its_release_until_the_next_version_of_the_policy(steps):
+    """Every process that has read the announcements has the same versions, and holds the same endpoints."""
+
+    async def run():
+        shared, own, expected, version, epoch = Shared(), {}, set(), None, 0
+        versions = [PolicyVersion() for _ in "ab"]
+        pauses = [Pause(Heartbeats(shared, name), max_waiting=1, timeout_s=1) for name in "ab"]
+        for pause, known in zip(pauses, versions, strict=True):
+            pause._heartbeats.followers.append(known.apply)
+        here = pauses[0]
+        for number, (action, label) in enumerate(steps, 1):
+            if action == "hold":
+                await here.hold([label], drain_s=0)
+                expected.add(label)
+            elif action in {"release", "update", "epoch"}:
+                new = (str(number), epoch + (action == "epoch"))
+                await here.release([label], None if action == "release" else new[0], new_epoch=action == "epoch")
+                expected.discard(label)
+                own |= {} if action == "release" else {label: new}
+            elif action == "announce":
+                await versions[0].announce(shared, str(number))
+                version, own = str(number), {}
+            elif action == "resume":
+                await here.release(None)
+                expected.clear()
+            else:
+                await here.announce("wait")
+            for pause in pauses:
+                await pause.beat()
+            for pause, known in zip(pauses, versions, strict=True):
+                assert expected == pause.held
+                assert {name: own.get(name, (version, 0)) for name in LABELS} == {
+                    name: known.at(name) for name in LABELS
+                }
+                others = {name: held for name, (held, _) in own.items() if held != version}
+                assert others == known.endpoints
+
+    with patch.multiple(
+        "proxy.rollouts.policy", _AWARE_TIMEOUT_S=0, _ABORT_TIMEOUT_S=0
+    ):  # the other one learns of it below
+        asyncio.run(run())
+
+
+async def test_a_lower_version_of_an_endpoint_is_refused_and_it_stays_held(pauses):
+    pause, _ = pauses
+    await PolicyVersion().announce(pause._heartbeats.announcements, "5")
+    await pause.hold(["a"], drain_s=0)
+    with pytest.raises(LowerVersion, match="Version 4 is lower than 5"):
+        await pause.release(["a"], "4")
+    still = pause.held
+    await pause.release(["a"], "4", run="other")
+
+    assert ({"a"}, frozenset()) == (still, pause.held)
+
+
+async def test_calls_at_a_held_endpoint_are_interrupted_at_once_and_the_others_once_drain_s_has_passed(pauses):
+    """Only they are counted, of all processes; calls elsewhere continue. A released endpoint interrupts none."""
+    first, second = pauses
+    second._heartbeats.start()
+    second.in_flight, seen = 9, []
+
+    def interrupt(labels, *, is_last):
+        seen.append((tuple(labels), is_last))
+        return (0 if is_last else 2), 1
+
+    second.interrupt_calls = interrupt
+    assert (0, True) == await first.hold(["a"], drain_s=0.2)
+    assert [(("a",), False), (("a",), True)] == list(dict.fromkeys(seen))
+    await first.release(["a"])
+    await second.beat()
+    seen.clear()
+
+    assert ((9, 0), []) == (await second.beat(), seen)
+
+
+async def test_a_hold_that_does_not_drain_reports_the_calls_that_are_left(pauses, monkeypatch):
+    """So does one that another pause or hold has replaced."""
+    monkeypatch.setattr("proxy.rollouts.policy._ABORT_TIMEOUT_S", 0.1)
+    first, second = pauses
+    first.interrupt_calls = lambda labels, *, is_last: (len(labels), 0)
+    await second.beat()
+    second._heartbeats.start()
+    assert (1, False) == await first.hold(["a"], drain_s=0)
+    holding = asyncio.create_task(first.hold(["b"], drain_s=60))
+    async with asyncio.timeout(50):
+        while "b" not in second.held:
+            await asyncio.sleep(0.01)
+    await second.hold(["a"], drain_s=0)
+
+    assert (2, False) == await holding
+
+
+async def test_a_process_of_0_1_0_that_cannot_hold_counts_with_all_of_its_calls(store, pauses, monkeypatch):
+    """It ignores the announcement, and knows the number of the pause: the hold does not drain."""
+    monkeypatch.setattr("proxy.rollouts.policy._ABORT_TIMEOUT_S", 0.1)
+    first, second = pauses
+    second._heartbeats.start()
+    await store.announcements.beat("old", {"default": (10**6, 4)}, lifetime_ms=60_000, known=0)
+
+    assert (4, False) == await first.hold(["a"], drain_s=0)
+
+
+async def test_a_call_waits_while_all_of_its_endpoints_are_held_and_is_not_in_flight_meanwhile(pauses):
+    """It was admitted before; the limits of waiting calls apply to it."""
+    pause, _ = pauses
+    pause.in_flight = 1
+    await pause.hold(["a", "b"], drain_s=0)
+    await pause.passed(labels=["a", "b", "c"])
+    waiting = asyncio.create_task(pause.passed(labels=["a", "b"]))
+    resumed = asyncio.create_task(pause.passed(60, is_resumed=True, labels=["a"]))
+    await asyncio.sleep(0)
+    with pytest.raises(Paused, match="agents.max_paused"):
+        await pause.passed(labels=["b"])
+    counts = [pause.in_flight]
+    await pause.release(["b"], "7")
+    await waiting
+    counts.append(pause.in_flight)
+    assert not resumed.done()
+    await pause.release(None)
+    await resumed
+
+    assert [-1, 0, 1] == [*counts, pause.in_flight]
 
 
 ACTIONS = ("call", "end", "pause", "reject", "resume", "abort", "beat")

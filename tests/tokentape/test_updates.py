@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from tests.support.fakes import proxying
+from tests.support.fakes import fake_engine, proxying
 from tests.support.recorded import load
 from tests.support.stored import wait_for_steps
 
@@ -18,15 +18,20 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture
 def requests(engine):
     """The requests that a server receives. It answers as the proxy does, and with status 500 if the key is in `failing`."""
-    received, drained = [], True
+    received, names = [], ("first", "second")
+    engines = [{"name": name, "url": f"http://{name}", "policies": ["default"]} for name in names]
+    engines.append({"name": "third", "url": "http://third", "policies": ["judge"]})
 
     async def respond(request, body):
         received.append((request.method, request.raw_path, body))
         if {request.path, f"{request.method} {request.path}"} & engine.failing:
             return web.json_response({"error": {"message": "failed"}}, status=500)
-        return web.json_response({"version": "2", "mode": "wait", "in_flight": 0, "drained": drained})
+        if request.path == "/engines":
+            return web.json_response({"engines": engines})
+        drained = body.get("endpoints") != engine.undrained
+        return web.json_response({"version": "2", "mode": "wait", "in_flight": int(not drained), "drained": drained})
 
-    engine.failing = set()
+    engine.failing, engine.undrained = set(), ["none"]
     engine.respond = respond
     return received
 
@@ -45,7 +50,7 @@ async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, 
 
     assert [
         ("GET", "/policy", {"raw": b""}),
-        ("POST", "/policy/pause?drain_s=30", {"mode": "reject"}),
+        ("POST", "/policy/pause?drain_s=30", {"mode": "reject", "in_flight": "resume"}),
         "update",
         ("PUT", "/policy", {"version": 2}),
         ("POST", "/policy/resume", {"raw": b""}),
@@ -60,7 +65,7 @@ async def test_an_update_of_a_named_policy_uses_its_routes(client_at, engine, re
 
     assert [
         ("GET", "/policies/planner", {"raw": b""}),
-        ("POST", "/policies/planner/pause?drain_s=60.0", {"mode": "wait"}),
+        ("POST", "/policies/planner/pause?drain_s=60.0", {"mode": "wait", "in_flight": "resume"}),
         "update",
         ("PUT", "/policies/planner", {"version": 2}),
         ("POST", "/policies/planner/resume", {"raw": b""}),
@@ -81,10 +86,11 @@ async def test_an_update_of_an_unknown_policy_is_an_error_without_an_update(clie
     ("in_flight", "path", "body"),
     [
         ("abort", "/policy/pause?drain_s=5", {"mode": "wait", "in_flight": "abort"}),
+        ("drain", "/policy/pause?drain_s=5", {"mode": "wait"}),
         ("continue", "/policy/pause", {"mode": "wait"}),
     ],
 )
-async def test_calls_in_flight_are_aborted_after_the_drain_or_continue_without_one(
+async def test_calls_in_flight_are_drained_or_aborted_after_the_drain_or_continue_without_one(
     client_at, engine, requests, in_flight, path, body
 ):
     client = client_at(engine.url)
@@ -92,6 +98,106 @@ async def test_calls_in_flight_are_aborted_after_the_drain_or_continue_without_o
     await client.close()
 
     assert ("POST", path, body) == requests[1]
+
+
+def held(label):
+    return ("POST", "/policy/pause?drain_s=30", {"mode": "wait", "in_flight": "resume", "endpoints": [label]})
+
+
+def released(label, **version):
+    return ("POST", "/policy/resume", {"endpoints": [label], **version})
+
+
+async def test_a_rolling_update_holds_updates_and_releases_the_endpoints_of_the_policy_one_by_one(
+    client_at, engine, requests
+):
+    """The callback gets the label and the URL of each. Then the version is announced."""
+    client = client_at(engine.url)
+    announced = await client.update_policy(
+        2, lambda endpoint: requests.append((endpoint["label"], endpoint["url"])), rolling=True, drain_s=30, run="a"
+    )
+    await client.close()
+
+    assert [
+        ("GET", "/policy", {"raw": b""}),
+        ("GET", "/engines", {"raw": b""}),
+        held("first"), ("first", "http://first"), released("first", version=2, run="a"),
+        held("second"), ("second", "http://second"), released("second", version=2, run="a"),
+        ("PUT", "/policy", {"version": 2, "run": "a"}),
+        ("POST", "/policy/resume", {"raw": b""}),
+    ] == requests  # fmt: skip
+    assert 0 == announced["in_flight"]
+
+
+@pytest.mark.parametrize(("undrained", "updated"), [(["second"], ["first"]), (["none"], ["first", "second"])])
+async def test_if_an_endpoint_is_not_updated_it_is_released_with_its_version_and_nothing_is_announced(
+    client_at, engine, requests, undrained, updated
+):
+    """Because its calls did not end, or the callback raised; the endpoints before have the new version."""
+    engine.undrained, found = undrained, []
+
+    def update(endpoint):
+        found.append(endpoint["label"])
+        if endpoint["label"] == "second":
+            raise RuntimeError("no weights")
+
+    client = client_at(engine.url)
+    with pytest.raises((RuntimeError, ClientError)) as caught:
+        await client.update_policy(2, update, rolling=True, drain_s=30)
+    await client.close()
+
+    assert "no weights" in str(caught.value) or "not_drained" == caught.value.code
+    assert (updated, released("second")) == (found, requests[-1])
+    assert [released("first", version=2), held("second")] == requests[-3:-1]
+
+
+@pytest.mark.parametrize("failing", ["release", "announcement"])
+async def test_what_a_rolling_update_could_not_do_is_in_a_note(client_at, engine, requests, failing):
+    engine.failing = {"/policy/resume"} if failing == "release" else {"PUT /policy"}
+    client = client_at(engine.url)
+    with pytest.raises(ClientError) as caught:
+        await client.update_policy(2, lambda endpoint: None, rolling=True)
+    await client.close()
+
+    note = "Endpoint first is still held" if failing == "release" else "each endpoint has it as its own"
+    assert note in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [({"in_flight": "abort"}, "unprocessable_request"), ({"policy": "nothing"}, None)]
+)
+async def test_a_rolling_update_without_an_endpoint_or_without_resume_is_refused(
+    client_at, engine, requests, options, code
+):
+    client = client_at(engine.url)
+    with pytest.raises(ClientError, match="rolling update|No engine serves policy 'nothing'"):
+        await client.update_policy(2, lambda endpoint: requests.append("update"), rolling=True, **options)
+    await client.close()
+
+    assert not any("update" in request or "POST" in request for request in requests)
+
+
+async def test_a_rolling_update_of_a_running_proxy_announces_the_version_of_its_endpoints(client_at, store):
+    """While an endpoint is updated it is held; afterwards none is, and none has a version of its own."""
+    async with fake_engine() as first, fake_engine() as second:
+        endpoints = [{"url": engine.url, "name": name} for engine, name in ((first, "a"), (second, "b"))]
+        async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+            client, seen = client_at(served.url), []
+
+            async def state():
+                (policy,) = (await client.policies())["policies"]
+                return policy["version"], policy.get("held"), policy.get("versions")
+
+            await client.put_policy(1)
+            await client.pause(in_flight="resume", endpoints=["b"])  # as a trainer that died left it
+            await client.update_policy(2, lambda endpoint: seen.append(endpoint["url"]), rolling=True)
+            after = await state()
+            await client.pause(in_flight="resume", endpoints=["a"])
+            await client.resume(endpoints=["a"], version=3)
+            ahead = await state()
+            await client.close()
+
+    assert ([first.url, second.url], ("2", None, None), ("2", [], {"a": "3"})) == (seen, after, ahead)
 
 
 async def test_after_an_exception_of_the_callback_calls_resume_with_the_old_version(client_at, served):
@@ -245,7 +351,7 @@ async def test_a_call_that_does_not_end_prevents_an_update_that_drains(served, e
     async with AsyncClient(served.url) as client, http.post(served.url + CHAT, json=BODY | {"stream": True}) as call:
         await call.content.readany()
         with pytest.raises(ClientError) as caught:
-            await client.update_policy(2, lambda: updates.append(1), drain_s=0.1)
+            await client.update_policy(2, lambda: updates.append(1), drain_s=0.1, in_flight="drain")
         engine.plays(WHOLE)
         async with http.post(served.url + CHAT, json=BODY) as other:
             assert 200 == other.status

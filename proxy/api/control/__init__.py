@@ -23,13 +23,13 @@ def _policy_routes(path: str, what: str, *statuses: int) -> list[Route]:
     changed, loaded = (200, 400, *statuses, 422), (200, 400, 409, 422, 502, 503, 504, *statuses)
     pause = {"query": schemas.Drain, "body": schemas.PausePolicy}
     version = f"version of {what}."
-    load = f"Load a LoRA adapter of {what} into vLLM."
+    load, resume = f"Load a LoRA adapter of {what} into vLLM.", f"Resume calls of {what}."
     return [
         route("get", path, engines.show_policy, f"Get the announced {version}", 200, *statuses),
         route("put", path, engines.put_policy, f"Announce a {version}", *changed, body=schemas.PutPolicy),
         route("post", f"{path}/pause", engines.pause_policy, f"Pause new calls of {what}.", *changed, **pause),
         route("post", f"{path}/adapter", engines.load_adapter, load, *loaded, body=schemas.LoadAdapter),
-        route("post", f"{path}/resume", engines.resume_policy, f"Resume calls of {what}.", 200, *statuses),
+        route("post", f"{path}/resume", engines.resume_policy, resume, *changed, 409, body=schemas.ResumePolicy),
     ]
 
 

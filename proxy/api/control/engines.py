@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutEngines, PutPolicy
+from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutEngines, PutPolicy, ResumePolicy
 from proxy.api.health import healthy_engines
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, named, query_from
@@ -19,7 +19,7 @@ from proxy.errors import Forbidden, UnprocessableRequest
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import CallOptions
 from proxy.rollouts.adapter_updates import AdapterUpdate
-from proxy.rollouts.policy import Announced, InFlight, Policy, read_announced
+from proxy.rollouts.policy import Announced, InFlight, Policies, Policy, read_announced
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint, ejected_for
 
@@ -54,8 +54,20 @@ async def _engines_response(context: Context) -> web.Response:
     ]
     await asyncio.gather(*listing)  # adapters are loaded at run time
     record, now = context.settings.record, context.clock.now()
-    shown = [_engine(endpoint, healthy, record, now) for endpoint in context.upstream.endpoints]
+    shown = [
+        _engine(endpoint, healthy, record, now) | {"policies": _policies_of(context.policies, endpoint)}
+        for endpoint in context.upstream.endpoints
+    ]
     return json_response({"engines": shown, "configured": not context.registry.is_overridden})
+
+
+def _policies_of(policies: Policies, endpoint: Endpoint) -> list[str]:
+    """Return the policies of the models of an endpoint; all if its models are unknown."""
+    served = endpoint.settings.models or endpoint.models.names
+    if not served:
+        return [policy.name for policy in policies]
+    found = {policies.of(model).name for model in served}
+    return [policy.name for policy in policies if policy.name in found or any(map(endpoint.lists, policy.models))]
 
 
 def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings, now: float) -> dict[str, Any]:
@@ -85,15 +97,17 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
 
 
 async def list_policies(request: web.Request) -> web.Response:
-    """`GET /policies`: all policies, with their announced versions."""
+    """`GET /policies`: all policies, with their announced versions, their pauses, and their endpoints in a rolling update."""
     context = request.app[CONTEXT]
     announced = await context.store.announcements.read()
+    context.policies.apply(announced)
     shown = [
         {
             **named(policy, "name", "models"),
             "train": policy.is_trained,
             **_shown(read_announced(announced, policy.name)),
             "mode": policy.pause.mode,
+            **_updated(policy),
         }
         for policy in context.policies
     ]
@@ -124,19 +138,37 @@ async def pause_policy(request: web.Request) -> web.Response:
 
     `?drain_s=` waits up to that many seconds until no call is in flight; then `in_flight: abort` stops those that are left.
     `in_flight: resume` interrupts calls at once, and they are resumed after the pause. `drained` is whether all processes
-    agree.
+    agree. With `endpoints`, these are held, and the calls of the others continue.
     """
-    _, policy = _policy_from(request)
+    context, policy = _policy_from(request)
     drain_s = query_from(request, Drain, takes_others=True).drain_s
     body = await body_from(request, PausePolicy)
+    if body.endpoints is not None:
+        known = {endpoint.label for endpoint in context.upstream.endpoints}
+        if unknown := [label for label in body.endpoints if label not in known]:
+            message = f"Engine {unknown[0]!r} not found. The engines are {', '.join(sorted(known))}."
+            raise UnprocessableRequest(message, param="endpoints")
+        in_flight, is_drained = await policy.pause.hold(body.endpoints, drain_s=drain_s)
+        shown = {"mode": policy.pause.mode, "in_flight": in_flight, "drained": is_drained}
+        return json_response(shown | _updated(policy))
     in_flight, is_drained = await policy.pause.drained(body.mode, drain_s=drain_s, in_flight=body.in_flight)
     return json_response({"mode": policy.pause.mode, "in_flight": in_flight, "drained": is_drained})
 
 
 async def resume_policy(request: web.Request) -> web.Response:
-    """`POST /policies/{policy}/resume`: waiting calls continue, with the policy version that is announced now."""
+    """`POST /policies/{policy}/resume`: waiting calls continue, with the policy version that is announced now.
+
+    With `endpoints`, these are released, with a version of their own if the body has one. Raises LowerVersion.
+    """
     _, policy = _policy_from(request)
+    body = await body_from(request, ResumePolicy)
+    if body.endpoints is not None:
+        version = None if body.version is None else str(body.version)
+        await policy.pause.release(body.endpoints, version, run=body.run, new_epoch=body.new_epoch)
+        return json_response({"mode": policy.pause.mode, **_updated(policy)})
     await policy.pause.announce(None)
+    if policy.pause.held:
+        await policy.pause.release(None)
     in_flight, _ = await policy.pause.beat()
     return json_response({"mode": policy.pause.mode, "in_flight": in_flight})
 
@@ -170,6 +202,12 @@ def _shown(announced: Announced) -> dict[str, Any]:
     """Return the JSON of an announcement; with the highest number of its epoch, if its version is none."""
     highest = None if announced.warning is None else announced.highest
     return {**named(announced, "version", "epoch", "run"), **({} if highest is None else {"highest": highest})}
+
+
+def _updated(policy: Policy) -> dict[str, Any]:
+    """Return the endpoints that a rolling update holds, and the versions of those that have another one than the policy."""
+    held, versions = sorted(policy.pause.held), policy.version.endpoints
+    return {"held": held, "versions": versions} if held or versions else {}
 
 
 def _warning(announced: Announced) -> dict[str, str]:

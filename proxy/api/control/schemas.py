@@ -36,6 +36,9 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 Index: TypeAlias = Annotated[int, Field(ge=0)]
 PageSize: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Labels: TypeAlias = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=2048)]], Field(min_length=1, max_length=1000)
+]
 LeaseSeconds = Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)]
 
 MAX_DRAIN_S: Final = 3600
@@ -387,10 +390,38 @@ class PausePolicy(RequestModel):
 
     Calls that are in flight after `drain_s` continue, or are aborted at their engines and recorded as partial steps. With
     `resume` they are interrupted at once, and continue after the pause from what was sampled until then.
+
+    With `endpoints` (their labels), only these are held: their calls are resumed at the others.
     """
 
     mode: Literal["wait", "reject"] = "wait"
     in_flight: Literal["keep", "abort", "resume"] = "keep"
+    endpoints: Labels | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.endpoints is not None and (self.in_flight, self.mode) != ("resume", "wait"):
+            raise ValueError("endpoints requires in_flight: resume, and mode: wait")
+        return self
+
+
+class ResumePolicy(RequestModel):
+    """`POST /policies/{policy}/resume`: the end of the pause, and of the hold of all endpoints.
+
+    With `endpoints`, only these are released. Calls at them have `version` until the next version of the policy is announced;
+    `run` and `new_epoch` are as for that.
+    """
+
+    endpoints: Labels | None = None
+    version: Name | int | None = None
+    run: Name | None = None
+    new_epoch: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.endpoints is None and (self.version is not None or self.run is not None or self.new_epoch):
+            raise ValueError("version, run and new_epoch require endpoints; PUT the version of the policy instead")
+        return self
 
 
 class LoadAdapter(PutPolicy):
