@@ -13,6 +13,8 @@ Json: TypeAlias = dict[str, Any]
 # Fields that have one value for the whole stream (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). `created` is not among
 # them: SGLang writes the time of each chunk.
 _CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "sglext"})
+_THOUGHTS: Final = ("reasoning", "reasoning_content")
+_SPLIT: Final = "\ufffd"
 
 
 class Accumulator(Protocol):
@@ -37,6 +39,11 @@ class Accumulator(Protocol):
     def is_counted(self) -> bool:
         """Whether running counts cover the ids of each choice, if there are several."""
         return True
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a choice is; see `ChoiceAccumulator`."""
+        return False
 
 
 class ChoiceAccumulator:
@@ -108,6 +115,19 @@ class ChoiceAccumulator:
         """The number of its ids."""
         return 0 if self.ids is None else len(self.ids)
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether what is next depends on more than its ids: it has been parsed, or ends with a part of a character.
+
+        vLLM (0.32.0) shows no text for a part of a character, SGLang (0.5.23) U+FFFD.
+        """
+        if self.calls or any(any(self.texts.get(name, ())) for name in _THOUGHTS):
+            return True
+        entries, names = ((self.logprobs or {}).get(name) for name in ("content", "tokens"))
+        last = entries[-1] if entries else {"token": names[-1]} if names else {}
+        shown = self.text[-1:] or self.texts.get("content", [""])[-1:]
+        return last.get("token") == "" or "".join(shown).endswith(_SPLIT)
+
     def finish(self) -> Json:
         """Return the choice so far."""
         found = {**self.fields}
@@ -149,6 +169,10 @@ class Chunks(Accumulator):
     def is_counted(self) -> bool:
         choices = self.choices.values()
         return len(choices) < 2 or all(choice.counted == choice.size for choice in choices if choice.size)
+
+    @property
+    def is_undecided(self) -> bool:
+        return any(choice.is_undecided for choice in self.choices.values() if isinstance(choice, ChoiceAccumulator))
 
     def feed(self, chunk: Json) -> bool:
         head, finished = self.head, self.finished

@@ -123,6 +123,11 @@ class ResponseStream(Protocol):
     # The engine ended its only choice before the model did. Of a whole response it is known after `finish`.
     is_aborted: bool = False
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a stream can, now, not be resumed from its ids."""
+        return False
+
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
         ...
@@ -232,6 +237,10 @@ class StreamResponse(ResponseStream):
             self._take(self._parser.feed(read[at:]), shown)
         self.pending, self.is_cumulative = len(pending), self._accumulator.is_cumulative
         return b"".join(shown)
+
+    @property
+    def is_undecided(self) -> bool:
+        return self._accumulator.is_undecided
 
     def _take(self, events: list[Event], shown: list[bytes]) -> None:
         """Process events: what the client may receive of them now is appended to `shown`."""

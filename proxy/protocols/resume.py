@@ -46,8 +46,8 @@ _DEFAULT_MAX_TOKENS: Final = 16
 _MOST_SEED: Final = 2**63
 
 
-def refusal(plan: Plan, step: Step, *, has_parser: bool | None) -> Refusal | None:
-    """Return why a call cannot be resumed exactly from its partial step; None if it can.
+def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusal | None:
+    """Return why a call cannot be resumed exactly from its partial step; None if it can. Without a step: from any.
 
     `has_parser`: whether the engine has a parser of reasoning or tools; None: unknown.
     """
@@ -55,7 +55,9 @@ def refusal(plan: Plan, step: Step, *, has_parser: bool | None) -> Refusal | Non
     asks_ids = options.token_ids or (options.logprobs and name == "completions") or plan.view.tokens is not None
     asks_meta = "return_meta_info" in body and "meta_info" not in plan.view.strip_rules.keys
     has_others = any(body[field] is not None for field in body.keys() - _EXACT)
-    is_parsed = name == "chat" and (_is_parsed(step) or (_offers_tools(body) and has_parser is not False))
+    has_parsed = step is not None and _is_parsed(step)
+    is_parsed = name == "chat" and (has_parsed or (_offers_tools(body) and has_parser is not False))
+    sampled = 0 if step is None else step.sampled - (0 if plan.before is None else plan.before.sampled)
     refusals: dict[Refusal, bool] = {
         "choices": options.choices != 1,
         "echo": is_on(body.get("echo")),
@@ -63,10 +65,10 @@ def refusal(plan: Plan, step: Step, *, has_parser: bool | None) -> Refusal | Non
         "grammar": has_grammar(body, ()),
         "penalties": changes_distribution({**plan.sampling, **body}, _PENALTIES),
         "field": asks_ids or asks_meta or has_others,
-        "ids": plan.engine.prompt_ids_fields(name, []) is None or not _has_ids(step),
+        "ids": plan.engine.prompt_ids_fields(name, []) is None or (step is not None and not _has_ids(step)),
         "parser": is_parsed,
-        "finished": any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
-        "length": _left(plan, step.sampled - (0 if plan.before is None else plan.before.sampled)) is None,
+        "finished": step is not None and any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
+        "length": _left(plan, sampled) is None,
     }
     return next((reason for reason, holds in refusals.items() if holds), None)
 

@@ -287,3 +287,24 @@ def test_a_malformed_chunk_raises(malformed):
     """The caller expects these three exceptions."""
     with pytest.raises((TypeError, KeyError, AttributeError)):
         accumulate_generated(malformed)
+
+
+@pytest.mark.parametrize(
+    ("accumulator", "choice", "is_undecided"),
+    [
+        (ChatAccumulator, {"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a"}]}}, False),
+        (ChatAccumulator, {"delta": {}, "logprobs": {"content": [{"token": "", "bytes": []}]}}, True),
+        (ChatAccumulator, {"delta": {"content": "a\ufffd"}}, True),
+        (ChatAccumulator, {"delta": {"content": "a", "reasoning": ""}}, False),
+        (ChatAccumulator, {"delta": {"reasoning": "a"}}, True),
+        (ChatAccumulator, {"delta": {"reasoning_content": "a"}}, True),
+        (ChatAccumulator, {"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}, True),
+        (CompletionsAccumulator, {"text": "a", "logprobs": {"tokens": ["a"]}}, False),
+        (CompletionsAccumulator, {"text": "", "logprobs": {"tokens": ["a", ""]}}, True),
+    ],
+)
+def test_a_choice_is_undecided_while_its_rest_depends_on_more_than_its_ids(accumulator, choice, is_undecided):
+    chunks = accumulator()
+    assert not chunks.is_undecided
+    chunks.feed({"choices": [{"index": 0, "finish_reason": None, **choice}]})
+    assert is_undecided == chunks.is_undecided

@@ -17,7 +17,7 @@ class ScriptedEngine:
         self.reply = reply
         self.ends: list[tuple[int, str] | None] = []
         self.requests: list[dict[str, Any]] = []
-        self.held, self.released = asyncio.Event(), asyncio.Event()  # of a stream that ends as "held"
+        self.held, self.released = asyncio.Event(), asyncio.Event()  # of a stream that is "held"
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read() or b"{}")
@@ -43,7 +43,8 @@ class ScriptedEngine:
         limit = body.get("max_tokens") or len(rest)
         count, reason = min(limit, len(rest)), "stop" if limit >= len(rest) else "length"
         end = self.ends.pop(0) if self.ends else None
-        if end is not None and end[0] < count:
+        held_at = end[0] if end is not None and end[1] == "held" else None
+        if end is not None and held_at is None and end[0] < count:
             count, reason = end
         ids = rest[:count]
         number = len(self.requests)
@@ -51,7 +52,7 @@ class ScriptedEngine:
         head = {"id": f"c{number}", "object": kind, "created": 1000 + number, "model": "m"}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
         if body.get("stream"):
-            return await self._stream(request, head, prompt, ids, reason, usage, is_chat=is_chat)
+            return await self._stream(request, head, prompt, ids, reason, usage, is_chat=is_chat, held_at=held_at)
         if reason == "lost":
             request.transport.close()
             return web.Response()
@@ -65,7 +66,9 @@ class ScriptedEngine:
         choice |= {} if is_chat else {"prompt_token_ids": prompt}
         return web.json_response({**head, "choices": [choice], "usage": usage, **top})
 
-    async def _stream(self, request, head, prompt, ids, reason, usage, *, is_chat: bool) -> web.StreamResponse:
+    async def _stream(
+        self, request, head, prompt, ids, reason, usage, *, is_chat: bool, held_at: int | None
+    ) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         head = {**head, "object": head["object"] + (".chunk" if is_chat else "")}
@@ -79,16 +82,15 @@ class ScriptedEngine:
                 [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}], prompt_token_ids=prompt
             )
         for at, token in enumerate(ids):
+            if at == held_at:
+                self.held.set()
+                await self.released.wait()
             is_last = at == len(ids) - 1 and reason in {"stop", "length"}
             own = {} if is_chat or at else {"prompt_token_ids": prompt}
             part = _part([token], is_chat=is_chat, name="delta")
             await write(
                 [{"index": 0, **part, "finish_reason": reason if is_last else None, "stop_reason": None, **own}]
             )
-        if reason == "held":
-            self.held.set()
-            await self.released.wait()
-            return stream
         if reason == "lost":
             request.transport.close()
             return stream

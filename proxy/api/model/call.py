@@ -18,7 +18,7 @@ from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.json_weight import LongText
 from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session
-from proxy.protocols.resume import restarted_plan, resumed_plan
+from proxy.protocols.resume import refusal, restarted_plan, resumed_plan
 from proxy.protocols.sampling import NO_RULES, engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import CallAdapter, TranslatedCall
@@ -143,14 +143,23 @@ class Call:
     def interrupt(self, reason: str, *, is_last: bool) -> None:
         """Have the call go on elsewhere, or after its policy's pause, with what was sampled until now; again, it does nothing.
 
-        A call that would lose that, because its engine can neither abort it by an id nor return it in a stream, is interrupted
-        only if `is_last`.
+        A call that would lose that is interrupted only if `is_last`: its engine can neither abort it by an id nor return it in
+        a stream, or it cannot be resumed from its ids.
         """
         if self.task is None or self.step is not None or self.interrupted or self.cut is not None or self.is_waiting:
             return
-        if is_last or self.sent is None or self.plan.abort is not None or self.plan.framing == "live":
+        if is_last or self.sent is None or self._keeps_sampled():
             self.interrupted = reason
             self.task.cancel()
+
+    def _keeps_sampled(self) -> bool:
+        """Return whether an interruption now keeps what was sampled, as far as it is known."""
+        plan, exchange = self.plan, self.exchange
+        if plan.abort is None and plan.framing != "live":
+            return False
+        traits = self.endpoint.known(self.rollout.rollout_id)
+        is_undecided = exchange is not None and exchange.response.is_undecided
+        return not is_undecided and refusal(plan, None, has_parser=traits.has_parser) is None
 
     def note_fault(self, fault: ProxyError) -> None:
         """Note an error in the trace of the call, if it has one."""

@@ -187,6 +187,32 @@ async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, 
     assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
 
 
+async def test_a_pause_lets_a_stream_end_that_cannot_be_resumed(store, http, monkeypatch):
+    """As long as it drains: an interruption would end the stream with what the client has received."""
+    engine, interrupted, beats = ScriptedEngine(), asyncio.Event(), count()
+    engine.ends = [(5, "held")]
+    interrupt = InFlightBytes.interrupt_sampled
+
+    def interrupt_sampled(*args, **options):
+        if next(beats) > 1:
+            engine.released.set()
+        interrupted.set()
+        return interrupt(*args, **options)
+
+    monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True, "frequency_penalty": 0.5}
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await engine.held.wait()
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            paused = await response.json()
+        _, raw = await answering
+
+    assert interrupted.is_set()
+    assert (True, 0) == (paused["drained"], paused["in_flight"])
+    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+
+
 async def metrics_of(http, served) -> str:
     async with http.get(f"{served.url}/metrics") as response:
         return await response.text()
