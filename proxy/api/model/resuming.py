@@ -80,12 +80,13 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         call.before, call.shown = noted(kept, call.resumed, call.failed), None
     else:
         call.before, call.shown = None, step if client.body_started else None
-    call.exchange, call.are_ids_refused = None, False
+    call.are_ids_refused = False
     context.memory_limit.release(call)
     call.go_on_until = now + context.settings.agents.resume_timeout_s
-    if await _planned(call, fault):
-        return True
-    return _refused(call, "timeout", step)
+    if not await _planned(call, fault):  # until then the part that was cut is the step of a client that leaves
+        return _refused(call, "timeout", step)
+    call.exchange = None
+    return True
 
 
 def _refused(call: Call, reason: Refusal, step: Step | None) -> bool:
