@@ -26,7 +26,7 @@ async def run(example: str, url: str) -> str:
 
 def test_every_example_of_the_page_has_a_test_below():
     """A new example requires a new test."""
-    assert 4 == len(EXAMPLES)
+    assert 5 == len(EXAMPLES)
 
 
 async def test_the_rollout_example_prints_a_row_and_the_counts_of_the_rollout(url):
@@ -52,9 +52,13 @@ async def test_the_example_of_weight_updates_announces_a_version(url):
     assert "{'version': '13', 'epoch': 0, 'run': None, 'in_flight': 0}\n" == await run(EXAMPLES[2], url)
 
 
+async def test_the_example_of_rolling_updates_announces_the_version_of_its_endpoints(url):
+    assert "{'version': '14', 'epoch': 0, 'run': None, 'in_flight': 0}\n" == await run(EXAMPLES[3], url)
+
+
 async def test_the_managed_server_example_prints_four_completions(url):
     """A line for each completion and its node."""
-    assert 4 == len((await run(EXAMPLES[3], url)).splitlines())
+    assert 4 == len((await run(EXAMPLES[4], url)).splitlines())
 
 
 async def test_the_example_of_the_package_is_a_doctest(url):

@@ -259,7 +259,11 @@ def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
 
 _MAX_ROLLOUTS: Final = 8000  # that one response reads: about a second
 _AT_ONCE: Final = 16
-_REFUSED: Final = "tokentape_refused_groups_total{"
+_REFUSED: Final = "tokentape_refused_groups_total"
+_RESUMED: Final = "tokentape_resumed_calls_total"
+_CUT: Final = "tokentape_cut_tokens_total"
+_WAITS: Final = "tokentape_resume_wait_seconds"  # _sum, _count
+_COUNTED: Final = (f"{_REFUSED}{{", f"{_RESUMED}{{", f"{_CUT}{{", f"{_WAITS}_sum", f"{_WAITS}_count")
 
 
 async def show_training(request: web.Request) -> web.Response:
@@ -299,7 +303,7 @@ async def show_training(request: web.Request) -> web.Response:
             **named(announced, "version", "epoch"),
             "groups": entries,
             "statuses": Counter(entry["status"] for entry in entries),
-            "refused": await _refused(context, policy),
+            **await _counted(context, policy),
             "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
             "equal": fmean(compared) if compared else None,
             "covered": {"groups": len(entries), "rollouts": rollouts},
@@ -309,16 +313,35 @@ async def show_training(request: web.Request) -> web.Response:
     )
 
 
-async def _refused(context: Context, policy: str) -> dict[str, int]:
-    """Return how often claims at this process have refused a group of a policy since it started, by reason.
+async def _counted(context: Context, policy: str) -> dict[str, Any]:
+    """Return what this process has counted since it started, which the workers of a process sum.
 
-    That is a metric, which the workers of a process sum.
+    `refused`: groups of the policy that claims have refused, by reason. Of all policies, `interrupted`: calls that their
+    engines or updates ended early, by result and by why they were not resumed; their sampled tokens that were kept and lost;
+    and for how long they waited until they were sent again, in seconds.
     """
     lines = (await context.worker_metrics.exposition()).decode().splitlines()
-    text = "\n".join(line for line in lines if line.startswith(_REFUSED))
+    text = "\n".join(line for line in lines if line.startswith(_COUNTED))
     samples = [sample for family in text_string_to_metric_families(text + "\n") for sample in family.samples]
-    counts = {sample.labels["reason"]: int(sample.value) for sample in samples if sample.labels["policy"] == policy}
-    return {reason: count for reason, count in counts.items() if count}
+
+    def sums(name: str, label: str, **labels: str) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for sample in samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                found[sample.labels[label]] += int(sample.value)
+        return {value: count for value, count in found.items() if count}
+
+    reasons = sums(_RESUMED, "reason")
+    reasons.pop("none", None)
+    waits = {sample.name: sample.value for sample in samples if sample.name.startswith(_WAITS)}
+    interrupted = {
+        "calls": sums(_RESUMED, "result"),
+        "reasons": reasons,
+        "tokens": sums(_CUT, "result"),
+        "waits": int(waits.get(f"{_WAITS}_count", 0)),
+        "waited_s": waits.get(f"{_WAITS}_sum", 0.0),
+    }
+    return {"refused": sums(_REFUSED, "reason", policy=policy), "interrupted": interrupted}
 
 
 def _is_of(group: Group, policy: str) -> bool:

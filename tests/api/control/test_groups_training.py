@@ -5,6 +5,7 @@ from tests.support.session import names_in
 
 from proxy.api.control import groups
 from proxy.rollouts.group import Group, PolicyState
+from proxy.telemetry.multiprocess import WorkerMetrics
 
 
 async def opened(proxy, name: str, rewards: list[float | None], version: int) -> None:
@@ -53,6 +54,28 @@ async def test_refused_groups_are_counted_by_reason(proxy):
         await proxy.claim(members="all", format="scored_data")
 
     assert {"no_reward": 2} == (await proxy.get("/training")).json["refused"]
+
+
+async def test_interrupted_calls_are_counted_by_result_with_their_tokens_and_waits(proxy, monkeypatch):
+    """Of all engines; zeros are omitted."""
+    found = (await proxy.get("/training")).json["interrupted"]
+    assert {"calls": {}, "reasons": {}, "tokens": {}, "waits": 0, "waited_s": 0} == found
+    lines = (
+        b'tokentape_resumed_calls_total{engine="a",reason="none",result="resumed"} 3.0\n'
+        b'tokentape_resumed_calls_total{engine="b",reason="none",result="resumed"} 4.0\n'
+        b'tokentape_resumed_calls_total{engine="b",reason="parser",result="ended"} 1.0\n'
+        b'tokentape_cut_tokens_total{result="kept"} 90.0\ntokentape_cut_tokens_total{result="lost"} 0.0\n'
+        b"tokentape_resume_wait_seconds_sum 4.5\ntokentape_resume_wait_seconds_count 7.0\n"
+        b'tokentape_resume_wait_seconds_bucket{le="1.0"} 7.0\n'
+    )
+
+    async def exposition(_):
+        return lines
+
+    monkeypatch.setattr(WorkerMetrics, "exposition", exposition)
+    calls = {"resumed": 7, "ended": 1}
+    expected = {"calls": calls, "reasons": {"parser": 1}, "tokens": {"kept": 90}, "waits": 7, "waited_s": 4.5}
+    assert expected == (await proxy.get("/training")).json["interrupted"]
 
 
 @pytest.mark.parametrize(
