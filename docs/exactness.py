@@ -43,8 +43,11 @@ below; then the call is sent unstreamed and its response rendered as the engine'
 keep-alive. `GET /engines` shows the mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in
 `/generate` and unstreamed or replayed calls; other tokens get the announced policy version.
 
-**Clients that leave** leave a partial step with the ids of every event that arrived; from SGLang all ids are recorded, because
-TokenTape aborts a call with one choice by its id.
+**Clients that leave** leave a partial step with the ids of every event that arrived. All ids are recorded of a call with one
+choice that TokenTape can abort by its id: at SGLang, and at a vLLM with `--enable-scale-out` or `VLLM_SERVER_DEV_MODE=1` (chat
+and completions). Such calls therefore get an id from TokenTape (`rid`, `request_id`), from which the engine makes the random
+`id` of its response, unless the client chooses one, by `X-Request-Id` too. An update with `in_flight: resume` interrupts them
+without losing a token, also unstreamed ones.
 
 **Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
 

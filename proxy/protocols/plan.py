@@ -22,7 +22,15 @@ from proxy.protocols.dialects.base import (
     Translator,
     requested_usage,
 )
-from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, Framing, Injection, has_more_than_text
+from proxy.protocols.engines.base import (
+    CallId,
+    CallOptions,
+    Engine,
+    FollowUpRequest,
+    Framing,
+    Injection,
+    has_more_than_text,
+)
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -164,7 +172,7 @@ class PreparedPlan:
     plan: Plan
     fields: Json
     unset: set[str]
-    call_id: tuple[str, str] | None
+    call_id: CallId | None
 
     def for_call(
         self,
@@ -180,10 +188,10 @@ class PreparedPlan:
         """Return the plan of a call. `policy_at` is the announced version and epoch."""
         plan, fields, sent, abort = self.plan, self.fields, self.plan.sent, None
         if self.call_id is not None:
-            name, path = self.call_id
-            call_id = {name: blake2b(step_id.encode(), digest_size=16).hexdigest()}
-            fields, abort = fields | call_id, FollowUpRequest(path, call_id)
-            sent = {**sent, "set": sent["set"] | call_id}
+            call_id = blake2b(step_id.encode(), digest_size=16).hexdigest()
+            abort = FollowUpRequest(self.call_id.path, self.call_id.aborting(call_id))
+            added = {self.call_id.field: call_id}
+            fields, sent = fields | added, {**sent, "set": sent["set"] | added}
         kept = {key: value for key, value in body.items() if key not in self.unset} if self.unset else body
         extra = {**extra, **plan.extra}
         if may_have_images and has_images(messages := body.get("messages")):

@@ -36,6 +36,7 @@ class Options:
     scale_out: bool = True  # vLLM: `/inference/v1/generate`
     sampling_mask: bool = False  # vLLM: `sampling_mask` in its choices
     has_prompt_field: bool = False  # vLLM: chat requests have the field `prompt_token_ids`, as in no release
+    lists_aborts: bool = False  # vLLM: /openapi.json has `/abort_requests`, as with VLLM_SERVER_DEV_MODE=1
     routed_experts: bool = False  # returns experts if they are requested
     script: Script | None = None  # that chat completions follow
     template: str | None = None  # the text of a chat template in Jinja

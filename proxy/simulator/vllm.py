@@ -563,11 +563,12 @@ class VllmRoutes(EngineRoutes):
 
     @route("GET", "/openapi.json")
     async def _openapi(self, request: web.Request) -> web.Response:
-        # Only the fields of chat requests for prompt ids are described.
-        fields: JsonObject = {"kv_transfer_params": {}} | (
-            {"prompt_token_ids": {}} if self._engine.options.has_prompt_field else {}
-        )
-        return json_response({"components": {"schemas": {"ChatCompletionRequest": {"properties": fields}}}})
+        # Only the fields of chat requests for prompt ids are described, and the routes that abort calls by their ids.
+        options = self._engine.options
+        fields: JsonObject = {"kv_transfer_params": {}} | ({"prompt_token_ids": {}} if options.has_prompt_field else {})
+        paths: JsonObject = {"/abort_requests": {"post": {}}} if options.lists_aborts else {}
+        schemas = {"ChatCompletionRequest": {"properties": fields}}
+        return json_response({"paths": paths, "components": {"schemas": schemas}})
 
     @route("GET", "/metrics")
     async def _metrics(self, request: web.Request) -> web.Response:

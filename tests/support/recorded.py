@@ -155,11 +155,12 @@ def prepared_of(
 ) -> PreparedPlan:
     """Return the prepared plan of a call. An engine of a kind that is not in FACTS has no version."""
     facts = FACTS.get(kind) or EngineFacts("e", kind, None, "http://e")
+    traits = traits or Traits(kind, facts.version)
     return prepare(
         body,
         endpoint=path,
-        options=replace(terms or CallOptions(), traits=traits or Traits(kind, facts.version), headers=headers or {}),
-        engine=ENGINES[kind],
+        options=replace(terms or CallOptions(), traits=traits, headers=headers or {}),
+        engine=ENGINES[kind].for_traits(traits),
         engine_facts=facts,
         logprobs_mode=logprobs_mode,
     )

@@ -43,6 +43,7 @@ class Traits:
     model: str | None = None  # of requests that name none
     has_prompt_field: bool = False  # chat requests have the field `prompt_token_ids` (vLLM)
     vocabulary_size: int | None = None  # of a server that must not receive an id beyond it (SGLang)
+    abort_path: str | None = None  # ends calls by their ids (vLLM with certain flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,15 @@ class FollowUpRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CallId:
+    """How a call gets an id: in this field. A POST of `aborting(id)` to the path ends the call."""
+
+    field: str
+    path: str
+    aborting: Callable[[str], Json]
+
+
+@dataclass(frozen=True, slots=True)
 class Injection:
     """What to send, and what to strip from the response."""
 
@@ -114,9 +124,9 @@ class Injection:
     strip_rules: StripRules = StripRules()
     problems: tuple[str, ...] = ()  # known in advance: codes of `fidelity.PROBLEMS`
     headers: Mapping[str, str] = field(default_factory=dict)
-    # The field for an id of the call, and the path to which the same field is posted to end the call; its response then has
-    # all tokens sampled so far. None if closing the connection does the same.
-    call_id: tuple[str, str] | None = None
+    # By which the call can be ended, and its response then has all tokens sampled so far; None if only closing the connection
+    # ends it.
+    call_id: CallId | None = None
 
 
 @dataclass(frozen=True, slots=True)

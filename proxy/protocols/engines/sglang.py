@@ -28,6 +28,7 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
+    CallId,
     CallOptions,
     Engine,
     Injection,
@@ -62,6 +63,7 @@ _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
 _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
 _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
 _FRAMED = "x-sglext-ids-framed"
+_CALL_ID = CallId("rid", "/abort_request", lambda each: {"rid": each})
 _NATIVE = SglangGenerate()
 # What `return_logprob` adds to `meta_info`; the logprobs of sampling masks have a separate flag.
 _LOGPROB_KEYS = (
@@ -382,13 +384,13 @@ def _check_ids(dialect: DialectName, body: Mapping[str, Any], traits: Traits) ->
                     raise InvalidValue(message, param=name)
 
 
-def _call_id(body: Mapping[str, Any], requested: ResponseOptions) -> tuple[str, str] | None:
-    """Return the field for the id of a call, and the path that aborts it.
+def _call_id(body: Mapping[str, Any], requested: ResponseOptions) -> CallId | None:
+    """Return how a call gets an id; None if it gets none.
 
     Several choices get other ids from the server. It aborts by prefix (0.5.23): an id that the client chose may match
     other calls as well, so it is not aborted.
     """
-    return None if requested.choices != 1 or body.get("rid") is not None else ("rid", "/abort_request")
+    return None if requested.choices != 1 or body.get("rid") is not None else _CALL_ID
 
 
 def _inject_native(body: Mapping[str, Any], options: CallOptions) -> Injection:

@@ -8,6 +8,8 @@ Rule 2: each stream must count its tokens: ids alone cannot show a lost or repea
         moves `system_fingerprint` to it from the finish; both are undone. With several choices, each event counts its own
         choice (`continuous_usage_stats`), since a sum cannot show that one choice lost what another repeated.
 Rule 3: vLLM must still refuse a body that it refuses without injection.
+Rule 4: a call that is aborted by its id returns what it sampled until then; an unstreamed call that is disconnected returns
+        nothing. On a server that can abort by id, calls therefore get one (`request_id`), in the format of the server's.
 """
 
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
+    CallId,
     CallOptions,
     Engine,
     Injection,
@@ -121,6 +124,9 @@ def _disagrees(choice: Json) -> bool:
 
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+_CALL_HEADER = "x-request-id"  # precedes the body's `request_id` (0.32.0, run)
+# With --enable-scale-out, and with VLLM_SERVER_DEV_MODE=1 (0.32.0, run).
+_ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
 _GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which vLLM had before 0.12
 
 _QUIRKS: Final[tuple[Quirk, ...]] = (
@@ -158,10 +164,19 @@ class Vllm(Engine):
     """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0.
 
     `has_prompt_field`: its chat requests have the field `prompt_token_ids` (vllm-project/vllm#55771, in review).
+    `abort_path`: where it aborts calls by their ids.
     """
 
-    def __init__(self, *, has_prompt_field: bool = False) -> None:
+    def __init__(self, *, has_prompt_field: bool = False, abort_path: str | None = None) -> None:
         self._has_prompt_field = has_prompt_field
+        self._call_ids: Mapping[DialectName, CallId] = {}
+        if abort_path is not None:
+            self.headers_read = (_CALL_HEADER,)
+            self._call_ids = {
+                "chat": CallId("request_id", abort_path, lambda each: {"request_ids": [f"chatcmpl-{each}"]}),
+                # Each prompt has an id of its own, which ends in its index.
+                "completions": CallId("request_id", abort_path, lambda each: {"request_ids": [f"cmpl-{each}-0"]}),
+            }
 
     kind = "vllm"
     quirks = _QUIRKS
@@ -192,7 +207,7 @@ class Vllm(Engine):
         return Traits(self.kind, version) if version is not None or probed.owner in self.owners else None
 
     def traits_requests(self, traits: Traits) -> tuple[TraitsRequest, ...]:
-        """Request its sampling defaults, and whether chat requests have a field for prompt ids.
+        """Request its sampling defaults, whether chat requests have a field for prompt ids, and where it aborts calls.
 
         The defaults, for chat and completions, are of the model's generation_config.json and --override-generation-config. Only
         a rendered request shows them, which is a 403 without --enable-scale-out.
@@ -203,12 +218,19 @@ class Vllm(Engine):
             lambda answer: {"sampling_defaults": sampling_defaults(answer.body, "sampling_params")},
         )
         openapi = TraitsRequest(
-            "/openapi.json", None, lambda answer: {"has_prompt_field": has_prompt_field(answer.body)}
+            "/openapi.json",
+            None,
+            lambda answer: {
+                "has_prompt_field": has_prompt_field(answer.body),
+                "abort_path": abort_path(answer.body),
+            },
         )
         return render, openapi
 
     def for_traits(self, traits: Traits) -> Engine:
-        return Vllm(has_prompt_field=True) if traits.has_prompt_field else self
+        if not traits.has_prompt_field and traits.abort_path is None:
+            return self
+        return Vllm(has_prompt_field=traits.has_prompt_field, abort_path=traits.abort_path)
 
     def translation_options(self, configured: TranslationOptions, version: str | None) -> TranslationOptions:
         has_developers = version_numbers(version or "") >= _DEVELOPERS
@@ -259,7 +281,13 @@ class Vllm(Engine):
             usage=_strips_usage(options, usage),
             running_usage=_strips_running_usage(body, options, usage),
         )
-        return Injection(fields, rules, problems)
+        return Injection(fields, rules, problems, call_id=self._call_id(dialect, body, options))
+
+    def _call_id(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> CallId | None:
+        """Return how a call gets an id; None if its client chooses one, or if it has several choices, whose ids differ."""
+        is_named = "request_id" in body or is_on(options.headers.get(_CALL_HEADER))
+        has_one = options.requested.choices == 1 and not is_on(body.get("use_beam_search"))
+        return self._call_ids.get(dialect) if has_one and not is_named else None
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Return true for a grammar in any mode: its bitmask is applied before the sampler (gpu_model_runner.py).
@@ -364,6 +392,15 @@ def has_prompt_field(described: Any) -> bool:
     for name in ("components", "schemas", "ChatCompletionRequest", "properties"):
         described = described.get(name) if isinstance(described, dict) else None
     return isinstance(described, dict) and "prompt_token_ids" in described
+
+
+def abort_path(described: Any) -> str | None:
+    """Return the path of an OpenAPI document at which calls are aborted by their ids; None if it has none.
+
+    A server that serves none of them describes neither (0.32.0, run).
+    """
+    paths = described.get("paths") if isinstance(described, dict) else None
+    return next((path for path in _ABORTS if isinstance(paths, dict) and path in paths), None)
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:

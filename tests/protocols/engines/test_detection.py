@@ -7,7 +7,7 @@ from tests.support.recorded import load, load_http
 from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine
 from proxy.protocols.engines.base import ProbeResponse, Traits
 from proxy.protocols.engines.sglang import read_vocabulary_size
-from proxy.protocols.engines.vllm import has_prompt_field
+from proxy.protocols.engines.vllm import abort_path, has_prompt_field
 
 NO_PARSER = {"reasoning_parser": None, "tool_call_parser": None}
 MODEL_FACTS = {"model_path": "m", "weight_version": "default", "reasoning_parser": None, "tool_call_parser": "qwen25"}
@@ -81,6 +81,22 @@ def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(p
 
     assert found is has_prompt_field(described)
     assert not any(map(has_prompt_field, (None, [], {"components": {"schemas": other}}, {"components": "text"})))
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        ({"/abort_requests": {}}, "/abort_requests"),
+        ({"/abort_requests": {}, "/inference/v1/abort_requests": {}}, "/inference/v1/abort_requests"),
+        ({"/v1/completions": {}}, None),
+        (["/abort_requests"], None),
+        (None, None),
+    ],
+)
+def test_the_route_that_aborts_calls_is_found_among_those_that_a_server_describes(paths, found):
+    """The one that requires the API key is preferred."""
+    assert found == abort_path({"paths": paths})
+    assert [None] * 3 == [abort_path(described) for described in (None, [], "paths")]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 """vLLM: injected fields and their exceptions. Stripping of recorded responses: test_exchange.py."""
 
+import re
+
 import orjson
 import pytest
-from tests.support.recorded import load, plan_of, play
+from tests.support.recorded import load, plan_of, play, prepared_of
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines.base import CallOptions, StripRules, Traits
+from proxy.protocols.engines.base import CallOptions, FollowUpRequest, StripRules, Traits
 from proxy.protocols.engines.vllm import Vllm
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 STREAM = {"stream": True}
 BOTH = {"return_token_ids": True, "logprobs": True}
+ABORTS = Traits("vllm", abort_path="/abort_requests")
 COUNTED = {"stream_options": {"include_usage": True}}
 COUNTED_ONCE = {"stream_options": {"include_usage": True, "continuous_usage_stats": False}}
 COUNTED_EACH = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -178,3 +181,39 @@ def test_only_empty_deltas_without_a_finish_reason_are_dropped():
     assert shown({}, "stop")
     assert shown({"content": ""})
     assert shown({"content": None})
+
+
+@pytest.mark.parametrize(("path", "name"), [(CHAT, "chatcmpl-{}"), (COMPLETIONS, "cmpl-{}-0")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_gets_an_id_by_which_a_server_that_can_aborts_it(path, name, stream):
+    """It has the form of vLLM's own, and no other step has it. Another server gets none."""
+    body = {"messages": [], "prompt": "x", "stream": stream}
+    made = plan_of(path, body, traits=ABORTS)
+    other = prepared_of(path, body, traits=ABORTS).for_call(body, step_id="S2", rollout_id="r1")
+
+    assert re.fullmatch("[0-9a-f]{32}", made.body["request_id"])
+    assert FollowUpRequest("/abort_requests", {"request_ids": [name.format(made.body["request_id"])]}) == made.abort
+    assert made.body["request_id"] == made.sent["set"]["request_id"] != other.body["request_id"]
+    assert plan_of(path, body, traits=Traits("vllm")).abort is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        (CHAT, {"request_id": "mine"}, {}),
+        (CHAT, {"request_id": None}, {}),  # a 400 that must remain one
+        (CHAT, {}, {"x-request-id": "mine"}),
+        (COMPLETIONS, {}, {"x-request-id": ""}),
+        (CHAT, {"n": 2}, {}),
+        (CHAT, {"use_beam_search": True}, {}),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, {}),
+        (COMPLETIONS, {"echo": True}, {}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}, {}),
+    ],
+)
+def test_a_call_with_the_clients_id_or_several_choices_gets_none(path, body, headers):
+    """The header precedes the body's id. vLLM gives several choices other ids."""
+    made = plan_of(path, {"messages": [], "prompt": "x"} | body, traits=ABORTS, headers=headers)
+
+    assert made.abort is None
+    assert body.get("request_id") == made.body.get("request_id")

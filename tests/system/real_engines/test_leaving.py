@@ -1,15 +1,27 @@
-"""Agents that disconnect: the engine stops, and the received tokens are recorded."""
+"""Calls that end early: agents that disconnect, and updates of weights. Nothing that was sampled is lost."""
 
 import asyncio
 
 import aiohttp
 import pytest
 
-from .calls import CHAT, QUESTION
+from .calls import CHAT, COMPLETIONS, QUESTION, THINKING_OFF
 from .through import through_proxy
 
 LONG = {"model": "tiny", "messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}
+WORDS = {"max_tokens": 600, "temperature": 0, "logit_bias": {str(token): 100 for token in range(300, 320)}}
+BODIES = {
+    CHAT: {"model": "tiny", "messages": QUESTION, **THINKING_OFF, **WORDS},
+    COMPLETIONS: {"model": "tiny", "prompt": "Once upon a time", **WORDS},
+}
 TIMEOUT_S = 30
+
+
+@pytest.fixture(autouse=True)
+async def described(engine):
+    """Have vLLM describe its routes once: the first time may take longer than a detection waits for it."""
+    async with aiohttp.ClientSession() as http, http.get(f"{engine.url}/openapi.json") as response:
+        await response.read()
 
 
 async def until(reached, what):
@@ -39,9 +51,38 @@ async def test_a_client_disconnect_stops_the_engine(engine, tmp_path, stream):
     assert ("partial", False, "the client disconnected") == (step["status"], step["delivered"], step["reason"])
     assert "stream_cut" in step["fidelity"]["problems"]
     assert sum(len(choice["ids"]) for choice in step["choices"]) < 1900
-    # A call to SGLang is aborted, and its response has the ids; vLLM's ids come with the events.
-    assert all(len(choice["ids"]) in (0, len(choice["logprobs"])) for choice in step["choices"])
-    assert (stream or engine.kind == "sglang") == any(choice["ids"] for choice in step["choices"])
+    (choice,) = step["choices"]  # the call is aborted by its id, and its response has what was sampled
+    assert 0 < len(choice["ids"]) == len(choice["logprobs"])
+    assert "abort" == choice["finish_reason"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_unstreamed_call_that_is_interrupted_loses_no_token(engine, tmp_path, path):
+    """It goes on after the pause, and is recorded as a call that was never interrupted."""
+    async with through_proxy(engine.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+
+        async def post(path, body):
+            async with http.post(proxy.url + path, json=body) as response:
+                assert response.status == 200, await response.text()
+                return await response.json()
+
+        body = BODIES[path]
+        whole = await post(f"/rollouts/r1{path}", body)
+        before = await engine.metric("sampled")
+        calling = asyncio.ensure_future(post(f"/rollouts/r2{path}", body))
+        await until(lambda sampled: sampled > before, lambda: engine.metric("sampled"))
+        await post("/policy/pause?drain_s=20", {"in_flight": "resume"})
+        await post("/policy/resume", {})
+        resumed = await calling
+        (first,), (second,) = await proxy.steps("r1"), await proxy.steps("r2")
+
+    assert 1 == second["extra"]["resumed"]
+    assert 0 < second["extra"]["attempts"][0]["tokens"] < 600 == len(second["choices"][0]["ids"])
+    assert first["choices"][0]["ids"] == second["choices"][0]["ids"]
+    assert [] == second["fidelity"]["problems"]
+    for each in (whole, resumed):
+        each["choices"][0].pop("logprobs")
+    assert whole["choices"] == resumed["choices"]
 
 
 async def _steps(proxy):
