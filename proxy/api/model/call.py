@@ -251,13 +251,12 @@ def _planned(
         )
         if key:
             plans.keep(key, prepared)
-    announced = call.policy.version.announced
     return prepared.for_call(
         body,
         step_id=attempt.step_id,
         rollout_id=rollout.rollout_id,
         policy=call.policy.name,
-        policy_at=(announced.version, announced.epoch),
+        policy_at=call.policy.version.at(endpoint.label),
         extra={**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra,
         may_have_images=may_have_images,
     )

@@ -235,11 +235,21 @@ async def _plan(call: Call) -> None:
         call.work_bytes += history_bytes
     call.adapter = adapter
     endpoints = await endpoints_of(call) if context.upstream.routes_by_model else context.upstream.endpoints
+    if call.policy.pause.held:
+        endpoints = await _not_held(call, endpoints)
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
     call.left = order(endpoints, rollout.rollout_id)[: context.settings.engines.max_attempts]
     await plan_for(call, call.left.pop(0))
+
+
+async def _not_held(call: Call, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+    """Return the endpoints that are not held for an update of their weights; wait while all are. Raises Paused."""
+    pause, labels = call.policy.pause, [endpoint.label for endpoint in endpoints]
+    if pause.held.issuperset(labels):
+        await pause.passed(labels=labels)
+    return [endpoint for endpoint in endpoints if endpoint.label not in pause.held]
 
 
 def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:

@@ -286,7 +286,7 @@ async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
 
 async def _finished(call: Call, exchange: Exchange) -> Outcome:
     context, plan = call.context, call.plan
-    timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
+    timing, (version, _) = call.timing(context.clock.now()), call.policy.version.at(call.endpoint.label)
     finish = partial(exchange.finish, timing, version)
     outcome = finish() if call.work_bytes <= PLAIN_BYTES else await in_thread(finish)
     if plan.prompt is not None and plan.before is None:
@@ -313,7 +313,7 @@ async def _record_cut(call: Call) -> None:
         call.cut or "the client disconnected",
         call.timing(),
         delivered=False,
-        policy_version=call.policy.version.announced.version,
+        policy_version=call.policy.version.at(call.endpoint.label)[0],
         is_aborted=call.is_aborted,
     )
     outcome = abort() if call.body_bytes <= PLAIN_BYTES else await _despite_cancellation(abort)
@@ -430,6 +430,9 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
 async def _sent(call: Call) -> HttpResponse:
     plan = call.plan
     body = orjson.dumps(plan.body) if call.work_bytes <= PLAIN_BYTES else await in_thread(orjson.dumps, plan.body)
+    if call.endpoint.label in call.policy.pause.held:  # since it was chosen
+        call.interrupt("the weights of its engine change", is_last=True)
+        await asyncio.Event().wait()  # until it is cancelled
     call.sent, call.admitted.is_sent = call.context.clock.monotonic(), True
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:

@@ -177,9 +177,11 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
                 await asyncio.sleep(min(interval_s, left_s))
             interval_s, delayed = min(2 * interval_s, _MOST_INTERVAL_S), True
             try:
-                if call.policy.pause.mode is not None:
-                    await call.policy.pause.passed(left_s, is_resumed=True)
-                if not (order := _candidates(call, await endpoints_of(call))):
+                endpoints, pause = await endpoints_of(call), call.policy.pause
+                if pause.mode is not None or pause.held:
+                    labels = [endpoint.label for endpoint in endpoints]
+                    await pause.passed(left_s, is_resumed=True, labels=labels)
+                if not (order := _candidates(call, endpoints)):
                     continue
                 if fault is not None and len(order) > 1 and order[0] is call.endpoint:
                     order.append(order.pop(0))
@@ -195,5 +197,8 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
 
 def _candidates(call: Call, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     """Return the endpoints at which a call may go on: of the same engine, and not held for an update; its own one first."""
-    order = [endpoint for endpoint in ranked(endpoints, call.rollout.rollout_id) if endpoint.kind == call.endpoint.kind]
+    kind, held = call.endpoint.kind, call.policy.pause.held
+    order = [
+        each for each in ranked(endpoints, call.rollout.rollout_id) if each.kind == kind and each.label not in held
+    ]
     return sorted(order, key=lambda endpoint: (endpoint.health.is_ejected, endpoint is not call.endpoint))
