@@ -19,7 +19,7 @@ from typing import Any, Final
 from proxy.protocols.dialects.base import GENERATES, DialectName, Json, is_on
 from proxy.protocols.engines.base import FollowUpRequest, Sampled, Tokens
 from proxy.protocols.number_lists import KnownPrompt
-from proxy.protocols.parts import Before
+from proxy.protocols.parts import Before, PartsDiffer, Told
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
@@ -86,6 +86,7 @@ class Exchange:
         self._content_type = content_type
         self.response = response_stream_for(status, content_type, plan.view, max_event_bytes, prompt)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
+        self._told: Told | None = None
         self.is_read = False  # whether all bytes of the response were fed
         # Set by the shell before `finish`, and used by `abort` and `fail` as well.
         self.follow_up_response: Any = None
@@ -109,6 +110,22 @@ class Exchange:
             return model, self._plan.engine.follow_up(self._plan.dialect.name, self._plan.body, answer.response)
         except MALFORMED:
             return model, None  # `tokens` reports the problem
+
+    def rest(self) -> tuple[Sampled, Json]:
+        """Return the tokens and the choice of the last part of a resumed call, before `tell`. Raises PartsDiffer."""
+        try:
+            assert isinstance(self.response, WholeResponse)
+            response = self.response.parsed()
+            (sampled,) = self._plan.engine.tokens(self._plan.dialect.name, self._plan.body, response).choices
+            return sampled, response["choices"][0]
+        except (AssertionError, *MALFORMED) as error:
+            raise PartsDiffer(f"the rest of a resumed call cannot be read: {error}") from None
+
+    def tell(self, told: Told) -> None:
+        """Set the reply of all parts of a resumed call, whose last part was withheld."""
+        assert isinstance(self.response, WholeResponse)
+        self._told = told
+        self.response.tell(told)
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
         """End a complete response; `policy_version` is the current one."""
@@ -208,7 +225,9 @@ class Exchange:
             problems=self._problems(packed, usage, status, special, ended=answer.ended),
             extra={**plan.extra, **packed.notes},
         )
-        return step if plan.before is None else joined(plan.before, step)
+        if plan.before is not None:
+            step = joined(plan.before, step)
+        return step if self._told is None else _as_told(step, self._told)
 
     def _problems(
         self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
@@ -570,6 +589,27 @@ def _joined_tokens(before: Step, part: Choice) -> Choice:
         part.logprobs if part.logprobs.typecode == logprobs.typecode else array(logprobs.typecode, part.logprobs)
     )
     return replace(part, ids=first.ids + part.ids, logprobs=logprobs, spans=tuple(spans))
+
+
+def _as_told(step: Step, told: Told) -> Step:
+    """Return a step with only the tokens of the told reply: up to the one that completes a stop string."""
+    (choice,) = step.choices
+    stop = next(
+        (told.fields[name] for name in ("stop_reason", "matched_stop") if name in told.fields), choice.stop_reason
+    )
+    kept = replace(
+        choice,
+        ids=choice.ids[: told.count],
+        logprobs=choice.logprobs[: told.count],
+        spans=tuple(replace(span, end=min(span.end, told.count)) for span in choice.spans if span.start < told.count),
+        finish_reason=told.fields.get("finish_reason", choice.finish_reason),
+        stop_reason=stop,
+    )
+    usage = step.usage
+    if usage is not None and len(kept.ids) < len(choice.ids):
+        prompt = sum(map(len, step.prompts))
+        usage = {**usage, "completion_tokens": told.count, "total_tokens": prompt + told.count}
+    return replace(step, choices=(kept,), usage=usage)
 
 
 def _is_same_version(span: Span, other: Span) -> bool:

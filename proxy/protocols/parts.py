@@ -12,7 +12,7 @@ from proxy.protocols.dialects.base import Json
 from proxy.trajectory.step import Ids
 
 _HEAD: Final = ("id", "created")
-_PARSED: Final = ("reasoning", "reasoning_content", "tool_calls")
+PARSED: Final = ("reasoning", "reasoning_content", "tool_calls")
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
@@ -21,13 +21,35 @@ class PartsDiffer(EngineDisconnected):
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """The reply of all parts as one: its message or text and how it ended, and how many sampled tokens it has.
+
+    The parts themselves do not show it if a cut was inside what a parser reads, a stop string or a character.
+    """
+
+    fields: Mapping[str, Any]  # of the choice
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Before:
-    """The parts before. `response`: what the client received of them, as a whole response."""
+    """The parts before. `response`: what the client received of them, as a whole response.
+
+    `is_withheld`: the last part is not shown before the reply of all parts is `told`; `is_stream`: the client reads a stream,
+    which gets the rest then.
+    """
 
     response: Mapping[str, Any]
     prompt_tokens: int | None = None  # None: nothing was kept of the parts before, and the next one counts as the first
     sampled_tokens: int = 0
     prompt: "Ids | None" = None  # of the part that follows
+    is_withheld: bool = False
+    is_stream: bool = False
+    told: Told | None = None
+
+    @property
+    def _choice(self) -> Json:
+        return (self.response.get("choices") or ({},))[0]
 
     def chunk(self, chunk: Json) -> Json | None:
         """Return a chat or completions chunk as one of the same stream; None if the client has received its like before.
@@ -40,8 +62,9 @@ class Before:
         choice: Json = (chunk.get("choices") or ({},))[0]
         delta = choice.get("delta")
         if isinstance(delta, dict):
-            _check_plain(delta)
-            if "role" in delta:
+            if self.prompt_tokens is not None:
+                _check_plain(delta)
+            if delta.get("role"):
                 rest = {key: value for key, value in delta.items() if key != "role"}
                 if choice.get("finish_reason") is None and not any(rest.values()):
                     return None
@@ -59,9 +82,13 @@ class Before:
         """Return the whole response of all parts. Raises PartsDiffer."""
         if not response.get("choices"):
             return {**self.response}
-        first: Json = (self.response.get("choices") or ({},))[0]
-        last = response["choices"][0]
-        shown = {**response, **self._head(response), "choices": [_joined_choice(first, last)]}
+        (last,) = response["choices"]
+        if self.is_withheld:
+            kept = {name: self._choice[name] for name in ("message", "text") if name in self._choice}
+            choice = {**last, **(kept if self.told is None else self.told.fields)}
+        else:
+            choice = last if self.prompt_tokens is None else _joined_choice(self._choice, last)
+        shown = {**response, **self._head(response), "choices": [choice]}
         if isinstance(versions := response.get("metadata"), dict):
             shown["metadata"] = self._metadata(versions)
         if response.get("usage") is not None:
@@ -73,12 +100,28 @@ class Before:
         counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
         if type(counted) is not int or self.prompt_tokens is None:
             return usage
-        completion = self.sampled_tokens + counted
+        completion = self.sampled_tokens + counted if self.told is None else self.told.count
         counts = (self.prompt_tokens, completion, self.prompt_tokens + completion)
         own = self.response.get("usage")
         details = own.get("prompt_tokens_details") if isinstance(own, dict) else None
         shown = {**usage, **{name: count for name, count in zip(_COUNTS, counts, strict=True) if name in usage}}
         return {**shown, "prompt_tokens_details": details} if "prompt_tokens_details" in usage else shown
+
+    def rest_of(self, response: Json) -> Json:
+        """Return a whole response with only what the client has not received of it. Raises PartsDiffer."""
+        (choice,) = response["choices"]
+        rest = {**choice}
+        if "text" in choice:
+            rest["text"] = _rest(choice["text"], self._choice.get("text"))
+        if "message" in choice:
+            shown, message = self._choice.get("message") or {}, choice["message"]
+            rest["message"] = {
+                name: _rest(value, shown.get(name)) if isinstance(value, str) and name != "role" else value
+                for name, value in message.items()
+            }
+            if shown.get("tool_calls"):
+                rest["message"]["tool_calls"] = _rest_of_calls(message.get("tool_calls") or [], shown["tool_calls"])
+        return {**response, "choices": [rest]}
 
     def _head(self, response: Json) -> Json:
         return {key: self.response[key] for key in _HEAD if key in response and key in self.response}
@@ -100,8 +143,30 @@ class Before:
         return {**last, "weight_versions": joined}
 
 
+def _rest(text: str, shown: Any) -> str:
+    if not text.startswith(shown or ""):
+        raise PartsDiffer("the client has received another text than the reply of the whole call")
+    return text[len(shown or "") :]
+
+
+def _rest_of_calls(calls: list[Json], shown: list[Json]) -> list[Json]:
+    """Return what is missing of tool calls; one that has begun has only the rest of its arguments."""
+    if len(calls) < len(shown) or any(
+        call["function"]["name"] != begun["function"].get("name") for call, begun in zip(calls, shown, strict=False)
+    ):
+        raise PartsDiffer("the client has received other tool calls than the reply of the whole call has")
+    rest = []
+    for index, call in enumerate(calls):
+        if index < len(shown):
+            missing = _rest(call["function"]["arguments"], shown[index]["function"].get("arguments"))
+            rest += [{"index": index, "function": {"arguments": missing}}] if missing else []
+        else:
+            rest.append({**call, "index": index})
+    return rest
+
+
 def _check_plain(message: Mapping[str, Any]) -> None:
-    if any(message.get(name) for name in _PARSED):
+    if any(message.get(name) for name in PARSED):
         raise PartsDiffer("the engine's parsers read the rest of a resumed call otherwise than the whole")
 
 

@@ -4,7 +4,7 @@ The rest is sampled with the prompt and all ids that were sampled of the call as
 nothing else of its state matters: what an engine counts, parses or matches in the sampled tokens starts anew.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -13,7 +13,7 @@ import orjson
 from proxy.protocols.dialects.base import Json, ResponseRenderer, is_on
 from proxy.protocols.engines.base import changes_distribution, has_grammar, tools_of
 from proxy.protocols.number_lists import prompt_of
-from proxy.protocols.parts import Before
+from proxy.protocols.parts import PARSED, Before, Told
 from proxy.protocols.plan import Plan
 from proxy.trajectory.fidelity import CUT
 from proxy.trajectory.images import IMAGES
@@ -56,7 +56,7 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
     asks_meta = "return_meta_info" in body and "meta_info" not in plan.view.strip_rules.keys
     has_others = any(body[field] is not None for field in body.keys() - _EXACT)
     has_parsed = step is not None and _is_parsed(step)
-    is_parsed = name == "chat" and (has_parsed or (_offers_tools(body) and has_parser is not False))
+    is_parsed = name == "chat" and (has_parsed or (offers_tools(body) and has_parser is not False))
     sampled = 0 if step is None else step.sampled - (0 if plan.before is None else plan.before.sampled)
     refusals: dict[Refusal, bool] = {
         "choices": options.choices != 1,
@@ -66,9 +66,9 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
         "penalties": changes_distribution({**plan.sampling, **body}, _PENALTIES),
         "field": asks_ids or asks_meta or has_others,
         "ids": plan.engine.prompt_ids_fields(name, []) is None or (step is not None and not _has_ids(step)),
-        "parser": is_parsed,
         "finished": step is not None and any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
         "length": _left(plan, sampled) is None,
+        "parser": is_parsed,  # last: the only one that `Engine.parse_request` may resolve
     }
     return next((reason for reason, holds in refusals.items() if holds), None)
 
@@ -82,11 +82,11 @@ def _has_ids(step: Step) -> bool:
 
 def _is_parsed(step: Step) -> bool:
     message = answers_of(step).get(0, {}).get("message")
-    named = ("reasoning", "reasoning_content", "tool_calls")
-    return isinstance(message, dict) and any(message.get(name) for name in named)
+    return isinstance(message, dict) and any(message.get(name) for name in PARSED)
 
 
-def _offers_tools(body: Json) -> bool:
+def offers_tools(body: Json) -> bool:
+    """Return whether a parser of tools reads the reply to a chat body."""
     return bool(tools_of(body)) and body.get("tool_choice") != "none"
 
 
@@ -107,14 +107,19 @@ def _left(plan: Plan, count: int) -> Json | None:
     return fields
 
 
-def ends_in_stop(text: str, stops: Any) -> bool:
+def stop_strings(body: Json) -> list[str]:
+    """Return the stop strings of a body."""
+    stops = body.get("stop")
+    listed = stops if isinstance(stops, list) else [stops]
+    return [stop for stop in listed if isinstance(stop, str) and stop]
+
+
+def ends_in_stop(text: str, stops: Iterable[str]) -> bool:
     """Return whether a text ends with the beginning of a stop string, which the rest may complete."""
-    found = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
-    for stop in found:
-        if isinstance(stop, str):
-            ending = text[-min(len(stop) - 1, _MOST_STOP) :] if len(stop) > 1 else ""
-            if len(stop) > _MOST_STOP or any(stop.startswith(ending[at:]) for at in range(len(ending))):
-                return True
+    for stop in stops:
+        ending = text[-min(len(stop) - 1, _MOST_STOP) :] if len(stop) > 1 else ""
+        if len(stop) > _MOST_STOP or any(stop.startswith(ending[at:]) for at in range(len(ending))):
+            return True
     return False
 
 
@@ -126,6 +131,13 @@ def shown_text(step: Step) -> str:
     return text if isinstance(text, str) else ""
 
 
+def without_event(step: Step, event: Json) -> Step:
+    """Return a partial step whose response lacks the text of its last event, which the client has not received."""
+    (choice,) = event["choices"]
+    text = choice.get("text") or (choice.get("delta") or {}).get("content")
+    return with_text(step, shown_text(step).removesuffix(text)) if isinstance(text, str) else step
+
+
 def with_text(step: Step, text: str) -> Step:
     """Return a partial step whose response has this text."""
     (answer,) = (step.response or {})["choices"]
@@ -134,7 +146,7 @@ def with_text(step: Step, text: str) -> Step:
     return replace(step, response={**(step.response or {}), "choices": [{**answer, **content}]})
 
 
-def withheld_text(text: str, shown: str, stops: Any, *, is_lost: bool) -> str | None:
+def withheld_text(text: str, shown: str, stops: Collection[str], *, is_lost: bool) -> str | None:
     """Return what the client has not received of the text of the sampled ids; None if the engine shows another text.
 
     With stop strings vLLM (0.32.0) withholds the last characters, and shows them when it aborts a call. What is withheld is
@@ -146,8 +158,38 @@ def withheld_text(text: str, shown: str, stops: Any, *, is_lost: bool) -> str | 
     return None
 
 
-def resumed_plan(plan: Plan, before: Step, renderer: ResponseRenderer | None) -> Plan:
+def first_stop(text: str, start: int, stops: Iterable[str]) -> tuple[int, str] | None:
+    """Return where the first stop string after a position ends in a text, and the string; None if there is none."""
+    places = [(at + len(stop), stop) for stop in stops if (at := text.find(stop, start)) >= 0]
+    return min(places, key=lambda place: place[0], default=None)
+
+
+def told_reply(plan: Plan, choice: Json, text: str, count: int, stop: str | None) -> Told:
+    """Return the reply with this text. `choice` is the engine's of the last part; `stop`: the stop string that ends it."""
+    content = {"message": {**choice["message"], "content": text}} if "message" in choice else {"text": text}
+    if stop is None:
+        return Told(content, count)
+    name = plan.engine.shape.choice[0]
+    return Told({**content, "finish_reason": "stop", name: stop}, count)
+
+
+def parsed_reply(body: Json, choice: Json, message: Json, shown: Json, count: int) -> Told:
+    """Return the reply with the message that the engine's parsers make of it. Calls that the client knows keep their ids."""
+    calls = message.get("tool_calls") or []
+    known = shown.get("tool_calls") or []
+    calls = [{**call, "id": known[at]["id"]} if at < len(known) else call for at, call in enumerate(calls)]
+    fields: Json = {"message": {**message, "tool_calls": calls} if calls else message}
+    if calls and choice.get("finish_reason") == "stop" and body.get("tool_choice") in {None, "auto"}:
+        fields["finish_reason"] = "tool_calls"  # vLLM 0.32.0 makes it of a chat call, not when it derenders one
+    return Told(fields, count)
+
+
+def resumed_plan(
+    plan: Plan, before: Step, renderer: ResponseRenderer | None, *, is_withheld: bool = False, is_stream: bool = False
+) -> Plan:
     """Return the plan of the rest of a call. `renderer`: of the stream that the client reads already, if it is translated.
+
+    `is_withheld` and `is_stream`: see `Before`.
 
     A seeded engine would draw the same random numbers again: the seed of the rest is moved by the sampled tokens.
     """
@@ -157,7 +199,7 @@ def resumed_plan(plan: Plan, before: Step, renderer: ResponseRenderer | None) ->
     fields |= _left(plan, len(ids)) or {}
     if type(seed := plan.body.get("seed")) is int:
         fields["seed"] = (seed + len(ids)) % _MOST_SEED if seed >= 0 else seed
-    view = Before(before.response or {}, len(before.prompts[0]), len(ids), prompt.ids)
+    view = Before(before.response or {}, len(before.prompts[0]), len(ids), prompt.ids, is_withheld, is_stream)
     return replace(
         plan,
         body={**plan.body, **fields},

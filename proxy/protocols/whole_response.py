@@ -12,6 +12,7 @@ from proxy.protocols.engines.base import Engine, StreamShape
 from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists, repeats
+from proxy.protocols.parts import PartsDiffer, Told
 from proxy.protocols.response import ABANDONED_BYTES, ABORT, MALFORMED, ClientView, ParsedResponse, ResponseStream
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
@@ -82,19 +83,31 @@ class WholeResponse(Withheld):
         response = view.dialect.read_body(parsed)
         if response is None:
             return self._failed(body)
+        shown, problems = response, []
         try:
             shown, differs = view.joined(response)
-            problems = []
             counts_there = view.engine.always_sends_usage and not view.dialect.counts_in_choices
             if response.get("usage") is None and counts_there:
                 problems.append("no_usage")
             if response.get("error") is not None:
                 problems.append("engine_error")
             self.is_aborted = ABORT in body and view.is_aborted(response)
-            end = self._written(body, response, shown, problems, loosely=loosely)
+            end = b"" if differs else self._written(body, response, shown, problems, loosely=loosely)
+        except PartsDiffer as error:
+            end, differs = b"", error
         except MALFORMED:
             return self._failed(body)
         return end, ParsedResponse(response, ended=True, shown=shown, problems=tuple(problems), differs=differs)
+
+    def parsed(self) -> Json:
+        """Return the response as the engine sent it. Raises NotJson, or one of `MALFORMED`."""
+        response, _ = read_json(b"".join(self._reads))
+        return self._view.dialect.read_body(response) or {}
+
+    def tell(self, told: Told) -> None:
+        """Set the reply of all parts of a resumed call."""
+        assert self._view.before is not None
+        self._view = replace(self._view, before=replace(self._view.before, told=told))
 
     def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         if self._view.renderer is not None:
@@ -135,6 +148,8 @@ class SyntheticStreamResponse(WholeResponse):
 
     def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         view = self._view
+        if view.before is not None and view.before.is_stream:
+            return self._rest(shown)
         if view.renderer is not None:
             return render_as_stream(view.engine, view.renderer, shown)
         try:
@@ -142,6 +157,21 @@ class SyntheticStreamResponse(WholeResponse):
         except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
             problems.append("unparsed_event")
             return _event(shown, loosely=loosely) + DONE
+
+    def _rest(self, shown: Json) -> bytes:
+        """Return the events that the client of a resumed stream has not received."""
+        view, renderer = self._view, self._view.renderer
+        assert view.before is not None
+        rest = view.before.rest_of(shown)
+        usage = view.usage or renderer is not None
+        events = [
+            event
+            for event in chunks(view.engine.shape, view.dialect.name, rest, usage=usage)
+            if not any((choice.get("delta") or {}).get("role") for choice in event["choices"])
+        ]
+        if renderer is None:
+            return b"".join([*(_event(event, loosely=False) for event in events), DONE])
+        return b"".join([*map(renderer.feed, events), renderer.finish(shown)])
 
 
 def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:
@@ -259,7 +289,8 @@ def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
         arguments = function.get("arguments")
         named = {key: value for key, value in function.items() if key != "arguments"}
         opening = {**call, "index": call.get("index", index), "function": {**named, **shape.call}}
-        yield {**shape.call_delta, "tool_calls": [opening]}
+        if named:  # else it has begun before
+            yield {**shape.call_delta, "tool_calls": [opening]}
         if arguments:
             more = {**shape.more_function, "arguments": arguments}
             yield {**shape.call_delta, "tool_calls": [{**shape.more_call, "index": opening["index"], "function": more}]}

@@ -52,13 +52,18 @@ from proxy.protocols.plan import (
 )
 from proxy.protocols.resume import (
     ends_in_stop,
+    first_stop,
     noted,
+    parsed_reply,
     refusal,
     restarted_plan,
     resumed_plan,
     shown_text,
+    stop_strings,
+    told_reply,
     with_text,
     withheld_text,
+    without_event,
 )
 from proxy.protocols.sampling import Sampling, engine_model
 from proxy.protocols.sse import EventParser, read_event
@@ -158,6 +163,32 @@ def _resumed(path: str, kind: str, pieces: bytes, fragment: str) -> Work:
         rest.view.before.usage({"completion_tokens": 1})
         exchange = Exchange(rest, 200, "text/event-stream")
         exchange.response.feed(pieces + END)
+        exchange.finish(Timing(1.0))
+
+    return work
+
+
+@feeder("a", " ", "{", '\\"')
+def a_resumed_call_that_is_told(fragment: str, size: int) -> Work:
+    """Its rest is withheld, and its reply is made of the ids of all parts."""
+    of_call = plan(CHAT, "vllm", stream=False)
+    message = {"role": "assistant", "content": text(fragment, size)}
+    shown = {"choices": [{"index": 0, "message": {**message, "tool_calls": []}}]}
+    ids = [7] * len(many(fragment, size))
+    step = make_step("S1", [1, 2], make_choice(0, ids), response=shown)
+    rest = resumed_plan(of_call, step, None, is_withheld=True, is_stream=True)
+    replayed = replace(rest, view=replace(rest.view, replay=True))
+
+    def work() -> None:
+        stops = stop_strings({"stop": [fragment]})
+        first_stop(message["content"] * 2, size, stops)
+        without_event(step, {"choices": [{"delta": {"content": fragment}}]})
+        of_call.engine.parse_request(of_call.body, [1, 2], ids)
+        exchange = Exchange(replayed, 200, "application/json")
+        exchange.response.feed(answer(message, len(ids), prompt_token_ids=[1, 2, *ids]))
+        _, choice = exchange.rest()
+        told_reply(replayed, choice, message["content"], len(ids), fragment)
+        exchange.tell(parsed_reply({}, choice, {**message, "content": message["content"] * 2}, message, 2 * len(ids)))
         exchange.finish(Timing(1.0))
 
     return work

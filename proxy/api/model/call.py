@@ -121,6 +121,8 @@ class Call:
 
     # Once its engine has ended it early (`resuming`).
     before: Step | None = None  # what is kept of its parts so far
+    is_stream_begun: bool = False  # its client has received events of an engine
+    is_told: bool = False  # its rest is withheld, until the reply of all parts is told
     shown: Step | None = None  # nothing is kept, but the client has received the head of a stream
     resumed: int = 0
     losses: int = 0  # of connections
@@ -159,7 +161,8 @@ class Call:
             return False
         traits = self.endpoint.known(self.rollout.rollout_id)
         is_undecided = exchange is not None and exchange.response.is_undecided
-        return not is_undecided and refusal(plan, None, has_parser=traits.has_parser) is None
+        reason = refusal(plan, None, has_parser=traits.has_parser)
+        return (not is_undecided and reason is None) or (reason in {None, "parser"} and traits.parses_ids)
 
     def note_fault(self, fault: ProxyError) -> None:
         """Note an error in the trace of the call, if it has one."""
@@ -219,9 +222,9 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
 
 def _going_on(call: Call, plan: Plan) -> Plan:
     """Return the plan of a call that goes on; what its client reads of a stream continues."""
-    renderer = call.plan.view.renderer if call.plan.framing == "live" else None
+    renderer = call.plan.view.renderer if call.is_stream_begun else None
     if call.before is not None:
-        return resumed_plan(plan, call.before, renderer)
+        return resumed_plan(plan, call.before, renderer, is_withheld=call.is_told, is_stream=call.is_stream_begun)
     return plan if call.shown is None else restarted_plan(plan, call.shown, renderer)
 
 
@@ -235,7 +238,7 @@ def _planned(
     prepared, key = None, b""
     if template is not None and call.tokens is None:
         of_rollout = rollout.sampling, rollout.tools, rollout.model
-        terms = *of_rollout, options.room_left, options.is_translated, options.logprobs
+        terms = *of_rollout, options.room_left, options.is_translated, options.logprobs, call.is_told
         flags = map(is_on, map(options.headers.get, engine.headers_read))
         key = orjson.dumps((template, path, terms, options.traits.forces_usage, *flags))
         prepared = plans.get(key)
@@ -270,7 +273,7 @@ def _options(call: Call, endpoint: Endpoint, adapter: CallAdapter | None) -> Cal
         tools=rollout.tools,
         models=models_of(context, rollout),
         keep_reasoning=record.include_reasoning == "override",
-        streaming=endpoint.settings.streaming or record.streaming,
+        streaming="replay" if call.is_told else endpoint.settings.streaming or record.streaming,
         logprobs="full" if adapter is not None and adapter.returns_logprobs else record.logprobs,
         sampling_masks=record.sampling_masks,
         routed_experts=record.routed_experts,

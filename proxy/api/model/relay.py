@@ -19,6 +19,7 @@ from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, adapter_of, downstream
 from proxy.api.model import resuming
 from proxy.api.model.call import Call, plan_for
+from proxy.api.model.telling import tell
 from proxy.errors import (
     EngineBusy,
     EngineDisconnected,
@@ -545,6 +546,8 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
         call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
     elif call.endpoint.forces_usage.is_open and exchange.response.forces_usage is False:
         call.endpoint.forces_usage.oppose()
+    if call.is_told:
+        await tell(call, exchange)
     model, request = await _read(call, exchange)
     if model is not None:
         exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)

@@ -42,6 +42,7 @@ class Traits:
     sampling_defaults: dict[str, float] | None = None  # of chat and completions, for fields that a request omits
     model: str | None = None  # of requests that name none
     has_prompt_field: bool = False  # chat requests have the field `prompt_token_ids` (vLLM)
+    parses_ids: bool = False  # it makes a chat reply of token ids (`Engine.parse_request`)
     vocabulary_size: int | None = None  # of a server that must not receive an id beyond it (SGLang)
     abort_path: str | None = None  # ends calls by their ids (vLLM with certain flags)
 
@@ -336,6 +337,15 @@ class Engine(Protocol):
 
     def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return the fields of a body that make these ids (a list, or its JSON) its prompt; None if the engine accepts none."""
+        return None
+
+    def parse_request(
+        self, body: Mapping[str, Any], prompt: Iterable[int], ids: Iterable[int]
+    ) -> FollowUpRequest | None:
+        """Return the request that makes the message of a chat reply with these ids; None if the engine has none.
+
+        `body` is the sent chat body; `ids` have no stop token at their end.
+        """
         return None
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:

@@ -12,7 +12,7 @@ Rule 4: a call that is aborted by its id returns what it sampled until then; an 
         nothing. On a server that can abort by id, calls therefore get one (`request_id`), in the format of the server's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from proxy.protocols.engines.base import (
     CallId,
     CallOptions,
     Engine,
+    FollowUpRequest,
     Injection,
     Probed,
     Quirk,
@@ -127,6 +128,10 @@ _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _CALL_HEADER = "x-request-id"  # precedes the body's `request_id` (0.32.0, run)
 # With --enable-scale-out, and with VLLM_SERVER_DEV_MODE=1 (0.32.0, run).
 _ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
+_PARSE: Final = "/v1/chat/completions/derender"
+_NOT_PARSED: Final = frozenset(
+    {"stream", "stream_options", "kv_transfer_params", "prompt_token_ids", "logprobs", "top_logprobs"}
+)
 _GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which vLLM had before 0.12
 
 _QUIRKS: Final[tuple[Quirk, ...]] = (
@@ -223,6 +228,7 @@ class Vllm(Engine):
             lambda answer: {
                 "has_prompt_field": has_prompt_field(answer.body),
                 "abort_path": abort_path(answer.body),
+                "parses_ids": _has_path(answer.body, _PARSE),
             },
         )
         return render, openapi
@@ -348,6 +354,17 @@ class Vllm(Engine):
             return {"prompt_token_ids": ids}
         return {"kv_transfer_params": {"prompt_token_ids": ids}} if dialect == "chat" else {"prompt": ids}
 
+    def parse_request(
+        self, body: Mapping[str, Any], prompt: Iterable[int], ids: Iterable[int]
+    ) -> FollowUpRequest | None:
+        """Return a request to derender them, which 0.32.0 has with --enable-scale-out."""
+        chat = {key: value for key, value in body.items() if key not in _NOT_PARSED}
+        choice = {"index": 0, "token_ids": [*ids], "finish_reason": "stop", "stop_reason": None}
+        given = [*prompt]
+        response = {"request_id": "", "choices": [choice], "prompt_token_ids": given, "output_mode": "tokens"}
+        fields = {"generate_response": response, "prompt_token_ids": given, "prompt_tokens": len(given)}
+        return FollowUpRequest(_PARSE, {"model": body.get("model"), **fields, "chat_request": chat})
+
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return true for a finish without the fingerprint, which is then on the usage event. Streams of generate have none."""
         return dialect != "generate" and "system_fingerprint" not in finish
@@ -387,6 +404,12 @@ class Vllm(Engine):
         return Tokens(prompt, tuple(sampled), problems, sampling=sampling)
 
 
+def _has_path(described: Any, path: str) -> bool:
+    """Return whether an OpenAPI document has a path; vLLM 0.32.0 does not list a disabled one."""
+    paths = described.get("paths") if isinstance(described, dict) else None
+    return isinstance(paths, dict) and path in paths
+
+
 def has_prompt_field(described: Any) -> bool:
     """Return whether an OpenAPI document has `prompt_token_ids` among the fields of chat requests."""
     for name in ("components", "schemas", "ChatCompletionRequest", "properties"):
@@ -399,8 +422,7 @@ def abort_path(described: Any) -> str | None:
 
     A server that serves none of them describes neither (0.32.0, run).
     """
-    paths = described.get("paths") if isinstance(described, dict) else None
-    return next((path for path in _ABORTS if isinstance(paths, dict) and path in paths), None)
+    return next((path for path in _ABORTS if _has_path(described, path)), None)
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:

@@ -3,84 +3,57 @@
 import asyncio
 from itertools import count
 
-import orjson
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.cut_calls import (
+    COUNT,
+    MESSAGES,
+    REPLIES,
+    answer_of,
+    content_of,
+    ends,
+    read,
+    replied,
+    resuming,
+)
 from tests.support.fakes import listening, proxying
-from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine
+from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine, tokens_of
 from tests.support.stored import stored_steps
 
 from proxy.api.memory_limit import InFlightBytes
 
-MESSAGES = [{"role": "user", "content": "hi"}]
-COUNT = len(REPLY)
-NUMBERS = count(1)
 
-
-def resuming(engine_url: str, store, **agents):
-    endpoints = [{"url": engine_url, "name": "fake"}]
-    engines = {"endpoints": endpoints, "eject_after": 100, "max_attempts": 9}
-    return proxying(engine_url, store, agents={"max_resumes": 9, "resume_timeout_s": 20, **agents}, engines=engines)
-
-
-async def answer_of(http, served, body: dict, rollout: str = "r1") -> tuple[int, bytes]:
-    path = "chat/completions" if "messages" in body else "completions"
-    async with http.post(f"{served.url}/rollouts/{rollout}/v1/{path}", json=body) as response:
-        return response.status, await response.read()
-
-
-def read(raw: bytes, *, is_stream: bool) -> tuple[str, list[str], dict, int]:
-    """Return the text, the finish reasons, the usage, and the number of ids and roles of the response."""
-    if not is_stream:
-        whole = orjson.loads(raw)
-        (choice,) = whole["choices"]
-        message = choice.get("message") or {}
-        return message.get("content") or choice.get("text", ""), [choice["finish_reason"]], whole["usage"], 1
-    text, reasons, usage, heads = "", [], {}, set()
-    for line in raw.split(b"\n\n"):
-        if not line.startswith(b"data: {"):
-            continue
-        event = orjson.loads(line[6:])
-        heads.add((event["id"], event["created"]))
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            delta = choice.get("delta") or {}
-            heads.add("role" if "role" in delta else None)
-            text += delta.get("content") or choice.get("text") or ""
-            reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
-            assert choice.get("token_ids") is None
-    return text, reasons, usage, len(heads - {None, "role"})
-
-
-ends = st.lists(st.tuples(st.integers(0, COUNT - 1), st.sampled_from(["abort", "lost"])), max_size=4)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ends=ends, is_stream=st.booleans(), is_chat=st.booleans(), limit=st.sampled_from([None, COUNT, 20]))
-async def test_a_call_that_is_cut_anywhere_equals_one_that_was_never_cut(store, http, ends, is_stream, is_chat, limit):
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ends=ends,
+    is_stream=st.booleans(),
+    is_chat=st.booleans(),
+    limit=st.sampled_from([99, 20]),
+    kind=st.sampled_from(sorted(REPLIES)),
+)
+async def test_a_call_that_is_cut_anywhere_equals_one_that_was_never_cut(
+    store, http, ends, is_stream, is_chat, limit, kind
+):
     """Its text, its ids, its logprobs, its token counts and its record; each sampled token is in the step once."""
-    body = {"model": "m", "max_tokens": limit or COUNT, "seed": 5}
+    reply, stops = REPLIES[kind]
+    body = {"model": "m", "max_tokens": limit, "stop": stops}
     body |= {"messages": MESSAGES} if is_chat else {"prompt": "hi"}
     body |= {"stream": True, "stream_options": {"include_usage": True}} if is_stream else {}
-    engine = ScriptedEngine()
-    engine.ends = [*ends]
-    rollout = f"r{next(NUMBERS)}"
-    async with listening(engine.handle) as url, resuming(url, store) as served:
-        status, raw = await answer_of(http, served, body, rollout)
-        (step,) = await stored_steps(store, rollout)
+    _, expected_raw, expected = await replied(http, store, body, reply)
+    status, raw, step = await replied(http, store, body, reply, ends)
 
-    expected = REPLY[: limit or COUNT]
-    text, reasons, usage, heads = read(raw, is_stream=is_stream)
-    assert (200, expected, ["length" if limit == 20 else "stop"], 1) == (status, text, reasons, heads)
-    assert (len(PROMPT), len(expected)) == (usage["prompt_tokens"], usage["completion_tokens"])
-    (choice,) = step.choices
+    assert (200, *read(expected_raw, is_stream=is_stream)) == (status, *read(raw, is_stream=is_stream))
+    ((choice,), (own,)) = step.choices, expected.choices
     assert ("complete", (), PROMPT) == (step.status, step.problems, [*step.prompts[0]])
-    assert [*map(ord, expected)] == [*choice.ids]
-    assert pytest.approx([-0.001 * ord(character) for character in expected]) == [*choice.logprobs]
-    assert usage == step.usage
-    message = step.response["choices"][0]
-    assert expected == (message["message"]["content"] if is_chat else message["text"])
+    assert (own.ids, own.logprobs, own.finish_reason, own.stop_reason) == (
+        choice.ids,
+        choice.logprobs,
+        choice.finish_reason,
+        choice.stop_reason,
+    )
+    assert [(0, len(own.ids))] == [(span.start, span.end) for span in choice.spans]
+    assert expected.usage == step.usage
+    assert content_of(expected) == content_of(step)
 
 
 async def test_the_rest_is_requested_with_the_ids_so_far(store, http):
@@ -93,7 +66,7 @@ async def test_the_rest_is_requested_with_the_ids_so_far(store, http):
         (step,) = await stored_steps(store, "r1")
 
     first, second = engine.requests
-    assert {"prompt_token_ids": [*PROMPT, *map(ord, REPLY[:5])]} == second["kv_transfer_params"]
+    assert {"prompt_token_ids": [*PROMPT, *REPLY[:5].encode()]} == second["kv_transfer_params"]
     assert (COUNT - 5, 3, 12) == (second["max_tokens"], second["min_tokens"], second["seed"])
     assert first["messages"] == second["messages"]
     assert 1 == step.extra["resumed"]
@@ -110,7 +83,7 @@ async def test_a_call_that_cannot_be_resumed_starts_again_if_its_client_has_rece
         counted = await metrics_of(http, served)
 
     assert REPLY == read(raw, is_stream=False)[0]
-    assert [*map(ord, REPLY)] == [*step.choices[0].ids]
+    assert tokens_of(REPLY) == [*step.choices[0].ids]
     assert "resumed" not in step.extra
     assert 'tokentape_resumed_calls_total{engine="fake",reason="penalties",result="restarted"} 1.0' in counted
     assert 'tokentape_cut_tokens_total{result="lost"} 5.0' in counted
@@ -168,8 +141,7 @@ async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, 
             await interrupted.wait()
         return await engine.handle(request)
 
-    async def post(path):
-        body = None if path == "/policy/resume" else {"in_flight": "resume"}
+    async def post(path, **body):
         async with http.post(f"{served.url}{path}", json=body) as response:
             return await response.json()
 
@@ -178,7 +150,7 @@ async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, 
         body = {"model": "m", "messages": MESSAGES, "stream": True}
         answering = asyncio.create_task(answer_of(http, served, body))
         await engine.held.wait()
-        paused = await post("/policy/pause?drain_s=20")
+        paused = await post("/policy/pause?drain_s=20", in_flight="resume")
         interrupted.set()
         await post("/policy/resume")
         _, raw = await answering
