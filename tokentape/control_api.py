@@ -413,7 +413,7 @@ class ControlApi:
         calls that are running:
 
         - "resume" interrupts them at once. They continue after the update from what was sampled until then: agents wait, and
-          get one reply. Calls that cannot be interrupted have `drain_s`, and are then sampled again from their start.
+          get one reply. Calls that cannot be resumed have `drain_s` to end; then they start again, or end as with "abort".
         - "drain" waits for them, and raises ClientError (code `not_drained`) without an update if some do not end within
           `drain_s`.
         - "abort" stops those that do not end within `drain_s` at their engines, with partial steps.

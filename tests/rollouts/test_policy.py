@@ -493,7 +493,8 @@ def test_an_endpoint_has_its_own_version_from_its_release_until_the_next_version
 
 
 async def test_a_lower_version_of_an_endpoint_is_refused_and_it_stays_held(pauses):
-    pause, _ = pauses
+    pause, other = pauses
+    other._heartbeats.start()
     await PolicyVersion().announce(pause._heartbeats.announcements, "5")
     await pause.hold(["a"], drain_s=0)
     with pytest.raises(LowerVersion, match="Version 4 is lower than 5"):
@@ -553,7 +554,8 @@ async def test_a_process_of_0_1_0_that_cannot_hold_counts_with_all_of_its_calls(
 
 async def test_a_call_waits_while_all_of_its_endpoints_are_held_and_is_not_in_flight_meanwhile(pauses):
     """It was admitted before; the limits of waiting calls apply to it."""
-    pause, _ = pauses
+    pause, other = pauses
+    other._heartbeats.start()
     pause.in_flight = 1
     await pause.hold(["a", "b"], drain_s=0)
     await pause.passed(labels=["a", "b", "c"])

@@ -155,6 +155,38 @@ async def test_a_call_whose_endpoint_is_held_before_it_is_sent_goes_to_the_other
     )
 
 
+@pytest.mark.parametrize("rolling", [False, True])
+@pytest.mark.parametrize("body", [STREAM, {**STREAM, "max_tokens": len(REPLY)}])
+async def test_an_agent_does_not_notice_updates_of_the_weights(fleet, store, rolling, body):
+    """Its reply is that of an engine that was never updated, with a span for each version that sampled it."""
+    for engine in fleet.engines:
+        engine.ends = [(8, "held")] * 3
+    updated = []
+    async with AsyncClient(fleet.url) as client:
+        await client.put_policy(1)
+        call = asyncio.create_task(fleet.call("r1", body))
+        for version in (2, 3):
+            async with asyncio.timeout(50):
+                while not any(engine.held.is_set() for engine in fleet.engines):
+                    await asyncio.sleep(0.01)
+            for engine in fleet.engines:
+                engine.held.clear()
+            await client.update_policy(version, lambda *endpoint: updated.append(endpoint), rolling=rolling)
+        for engine in fleet.engines:
+            engine.released.set()
+        status, raw = await call
+    (step,) = await wait_for_steps(store, "r1")
+    (choice,) = step.choices
+    versions = [span.policy_version for span in choice.spans]
+
+    assert (200, REPLY, [*map(ord, REPLY)]) == (status, text_of(raw), [*choice.ids])
+    assert ("complete", ()) == (step.status, step.problems)
+    assert (versions[0], versions) == ("1", sorted(versions))
+    assert [0, *(span.end for span in choice.spans)] == [*(span.start for span in choice.spans), len(REPLY)]
+    assert (4 if rolling else 2) == len(updated)
+    assert len(choice.spans) - 1 <= step.extra["resumed"]  # a part may have no token
+
+
 async def test_a_step_has_the_version_of_its_endpoint_in_a_rolling_update(fleet, store):
     """Until the policy's is announced."""
     async with AsyncClient(fleet.url) as client:
