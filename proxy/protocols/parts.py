@@ -82,12 +82,14 @@ class Before:
         """Return the whole response of all parts. Raises PartsDiffer."""
         if not response.get("choices"):
             return {**self.response}
+        if self.prompt_tokens is None:
+            return {**response, **self._head(response)}
         (last,) = response["choices"]
         if self.is_withheld:
             kept = {name: self._choice[name] for name in ("message", "text") if name in self._choice}
             choice = {**last, **(kept if self.told is None else self.told.fields)}
         else:
-            choice = last if self.prompt_tokens is None else _joined_choice(self._choice, last)
+            choice = _joined_choice(self._choice, last)
         shown = {**response, **self._head(response), "choices": [choice]}
         if isinstance(versions := response.get("metadata"), dict):
             shown["metadata"] = self._metadata(versions)

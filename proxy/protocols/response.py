@@ -77,10 +77,10 @@ class ClientView:
             return shown, differs
 
     def is_aborted(self, response: Json) -> bool:
-        """Return whether a response, or an event, says that the engine ended its only choice before the model did."""
+        """Return whether a response, or an event, says that the engine ended a choice before the model did."""
         choices = response.get("choices")
-        choice = choices[0] if self.choices == 1 and isinstance(choices, list) and len(choices) == 1 else None
-        return isinstance(choice, dict) and choice.get("finish_reason") == "abort"
+        found = choices if isinstance(choices, list) else ()
+        return any(isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in found)
 
     def written(self, shown: Json) -> bytes:
         """Return an event of the engine's dialect as the client receives it."""
@@ -359,8 +359,9 @@ class StreamResponse(ResponseStream):
             shown = None if shown is None else view.before.chunk(shown)
         if has_finish:
             usage.is_announced = view.is_counted and view.engine.must_send_usage(view.dialect.name, chunk)
-            self.is_aborted = ABORT in event.payload and view.is_aborted(chunk)
-            if shown is not None and (self.is_aborted or (usage.rules.usage and view.renderer is None)):
+            self.is_aborted |= ABORT in event.payload and view.is_aborted(chunk)
+            is_held = self.is_aborted and view.choices == 1
+            if shown is not None and (is_held or (usage.rules.usage and view.renderer is None)):
                 return _Finish(event, shown, loosely, shown is chunk)
         if view.renderer is not None:
             return b"" if shown is None else view.renderer.feed(shown)

@@ -84,7 +84,10 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         cut.event, cut.step = await off_loop(call.work_bytes + call.response_bytes, PLAIN_BYTES, parsing)
         step = cut.step
     await _judge(call, cut, fault)
-    if cut.reason == "max_resumes" or (cut.reason is not None and not _shows_nothing(client, step)):
+    has_ended = cut.reason == "max_resumes" or (
+        cut.reason == "choices" and client.body_started
+    )  # some choices may have
+    if cut.reason is not None and (has_ended or not _shows_nothing(client, step)):
         return _refused(call, cut.reason, step)
     _count(call, cut)
     call.is_stream_begun = call.is_stream_begun or call.plan.framing == "live"

@@ -47,23 +47,23 @@ def without_ids(value: Any) -> Any:
     return [without_ids(inner) for inner in value] if isinstance(value, list) else value
 
 
-def read_chunks(raw: bytes, path: str) -> dict[str, Any]:
-    """Return what a chat or completions stream adds up to, which has one head, one role, one finish reason and one usage."""
+def read_chunks(raw: bytes, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what a chat or completions stream adds up to: one head and one usage, and a role and a reason for each choice."""
     *blocks, done, rest = raw.split(b"\n\n")
     chunks = [orjson.loads(block.removeprefix(b"data: ")) for block in blocks if not block.startswith(b":")]
     choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
     roles = [choice["delta"]["role"] for choice in choices if choice.get("delta", {}).get("role")]
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
 
+    count = body.get("n", 1)
+    usages = [chunk for chunk in chunks if not chunk["choices"]]
+
     assert (done, rest) == (b"data: [DONE]", b""), raw
-    assert len({(chunk.get("id"), chunk.get("created"), chunk.get("model")) for chunk in chunks}) == 1, raw
-    assert (len(roles), len(reasons), len([chunk for chunk in chunks if not chunk["choices"]])) == (
-        path == CHAT,
-        1,
-        1,
-    ), raw
+    assert len({(chunk.get("created"), chunk.get("model")) for chunk in chunks}) == 1, raw
+    assert count > 1 or len({chunk.get("id") for chunk in chunks}) == 1, raw
+    assert (len(roles), len(reasons), len(usages)) == (count * (path == CHAT), count, 1), raw
     assert chunks[-1]["choices"] == []
-    assert not any(choice.get("token_ids") or choice.get("logprobs") for choice in choices)
+    assert "logprobs" in body or not any(choice.get("token_ids") or choice.get("logprobs") for choice in choices)
     accumulator = DIALECTS[f"/v1/{path}"].accumulator()
     for chunk in chunks:
         accumulator.feed(chunk)
@@ -83,14 +83,14 @@ def read_responses(raw: bytes) -> dict[str, Any]:
     return {"reply": last, "text": text}
 
 
-def read(raw: bytes, path: str, *, stream: bool) -> Any:
+def read(raw: bytes, path: str, body: dict[str, Any]) -> Any:
     """Return what a client reads of a response."""
-    if not stream:
+    if not body["stream"]:
         return without_ids(orjson.loads(raw))
     if path == MESSAGES:
         assert [event["type"] for event in events_of(raw)].count("message_stop") == 1
         return without_ids(plain(accumulated(raw)))
-    return without_ids(read_responses(raw) if path == RESPONSES else read_chunks(raw, path))
+    return without_ids(read_responses(raw) if path == RESPONSES else read_chunks(raw, path, body))
 
 
 def tokens_of(step: Step) -> Any:
@@ -168,6 +168,15 @@ async def stage(request, store):
             yield Stage(session, store, faults)
 
 
+# What is sampled or shown with a state that the rest of a reply does not have.
+OTHERS = [
+    {"n": 2},
+    {"presence_penalty": 0.5},
+    {"response_format": {"type": "json_object"}},
+    {"logprobs": True, "top_logprobs": 2},
+]
+
+
 @st.composite
 def calls(draw) -> tuple[str, dict[str, Any], bool]:
     """Draw a dialect, a body, and whether nothing of it is parsed or matched, so that it has to be resumed."""
@@ -197,7 +206,8 @@ def calls(draw) -> tuple[str, dict[str, Any], bool]:
             MESSAGES: [{"name": "look_up", "input_schema": PARAMETERS}],
             RESPONSES: [{"type": "function", "name": "look_up", "parameters": PARAMETERS}],
         }[path]
-    return path, body, not (stops or has_tools) and topic == ""
+    more = draw(st.sampled_from([{}, {}, {}, *OTHERS])) if path == CHAT else {}
+    return path, {**body, **more}, not (stops or has_tools or more) and topic == ""
 
 
 CUTS = st.lists(st.builds(Cut, st.integers(0, 25), st.sampled_from(["abort", "lost", "torn"])), min_size=1, max_size=4)
@@ -214,18 +224,17 @@ async def test_a_call_that_was_cut_equals_one_that_was_not(stage, call, cuts):
     count = await stage.counted("ended") - ended
 
     assert whole is not None
+    assert step.resumed <= len(step.extra.get("attempts", ())) <= len(cuts)
     assert (200, "complete", ()) == (whole.status, expected.status, expected.problems), whole.text
     if count == 0:
         assert response is not None
         assert response.status == 200, response.text
-        assert read(whole.text, path, stream=body["stream"]) == read(response.text, path, stream=body["stream"])
+        assert read(whole.text, path, body) == read(response.text, path, body)
         assert tokens_of(expected) == tokens_of(step)
-        assert step.resumed <= len(cuts)
-        assert len(step.extra.get("attempts", ())) >= step.resumed
     else:
-        ids, all_ids = ([i for choice in each.choices for i in choice.ids] for each in (step, expected))
+        ids, all_ids = ({choice.index: choice.ids.tolist() for choice in each.choices} for each in (step, expected))
         assert count == 1
-        assert ids == all_ids[: len(ids)]
+        assert all(all_ids[index][: len(some)] == some for index, some in ids.items())
         assert not is_plain or ids == all_ids, (response, step)  # the connection was lost after the last token
         assert step.status == "partial" or "abort" in {choice.finish_reason for choice in step.choices} or not ids
 
@@ -301,7 +310,7 @@ async def test_a_pause_interrupts_calls_which_go_on_after_it_with_the_new_versio
         whole, uncut = expected[path]
         count = len(uncut.choices[0].ids)
 
-        assert read(whole.text, path, stream=True) == read(text, path, stream=True)
+        assert read(whole.text, path, BODIES[path]) == read(text, path, BODIES[path])
         first, second = step.choices[0].spans
         assert [("1", 0), ("2", first.end), count] == [
             (first.policy_version, first.start),
@@ -372,7 +381,7 @@ async def test_an_engine_that_dies_in_mid_stream_is_no_error_if_there_is_another
             *_, step = await stored_steps(store, rollout)
 
     assert expected is not None
-    assert read(expected.text, path, stream=True) == read(response.text, path, stream=True)
+    assert read(expected.text, path, BODIES[path]) == read(response.text, path, BODIES[path])
     assert tokens_of(uncut) == tokens_of(step)
     assert ("other", ["one"]) == (step.engine.name, [attempt["endpoint"] for attempt in step.extra["attempts"]])
 
