@@ -10,6 +10,8 @@ Rule 2: each stream must count its tokens: ids alone cannot show a lost or repea
 Rule 3: vLLM must still refuse a body that it refuses without injection.
 Rule 4: a call that is aborted by its id returns what it sampled until then; an unstreamed call that is disconnected returns
         nothing. On a server that can abort by id, calls therefore get one (`request_id`), in the format of the server's.
+        Such an abort finds nothing behind a gateway that sets X-Request-Id, or at another API server (--api-server-count,
+        read): the call is then disconnected as elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
