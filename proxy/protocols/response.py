@@ -261,26 +261,30 @@ class StreamResponse(ResponseStream):
         if (rest := self._parser.finish() if self._parser.rest else None) is not None:
             self._holding = True
             self._take([rest], [])
-        end = [self._written_finish(held) if isinstance(held, _Finish) else held for held in self._held]
+        view, renderer = self._view, self._view.renderer
+        end = [
+            held
+            if isinstance(held, bytes)
+            else self._usage.restored(held, problems)
+            if renderer is None
+            else renderer.feed(held.shown)
+            for held in self._held
+        ]
         if self.is_over and self._usage.is_announced and self._usage.total is None:
             problems.add("no_usage")
-        if self._view.are_choices_counted and not self._accumulator.is_counted:
+        if view.are_choices_counted and not self._accumulator.is_counted:
             problems.add("uncounted")
         response = shown = differs = None
         try:
             response = self._accumulator.finish()
-            shown, differs = self._view.joined(response)
+            shown, differs = view.joined(response) if view.before is not None else (view.whole(response), None)
         except MALFORMED:  # chunks that do not add up to a response
             if response is None:
                 problems.add("unparsed_event")
         answer = ParsedResponse(response, self.is_over, shown, self._error, tuple(sorted(problems)), differs=differs)
-        if self._view.renderer is not None:
-            end.append(_rendered_end(self._view.renderer, answer))
+        if renderer is not None:
+            end.append(_rendered_end(renderer, answer))
         return b"".join(end), answer
-
-    def _written_finish(self, held: _Finish) -> bytes:
-        renderer = self._view.renderer
-        return self._usage.restored(held, self._problems) if renderer is None else renderer.feed(held.shown)
 
     def cut(self) -> tuple[Json | None, ParsedResponse]:
         """Return the last text, which was withheld with the finish reason, and the response so far."""
@@ -309,7 +313,8 @@ class StreamResponse(ResponseStream):
             if self.is_over:
                 self._problems.add("content_after_end")
             # vLLM 0.32 ends a chat stream that is aborted before its first token without a finish reason.
-            self.is_aborted |= self._view.choices == 1 and self._is_empty()
+            is_open = not self._accumulator.finished and self._view.choices == 1
+            self.is_aborted = self.is_aborted or (is_open and self._is_empty())
             self.is_over = self._holding = True
             return self._as_it_came(event)
         chunk: Any = None

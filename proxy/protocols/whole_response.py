@@ -85,7 +85,7 @@ class WholeResponse(Withheld):
             return self._failed(body)
         shown, problems = response, []
         try:
-            shown, differs = view.joined(response)
+            shown, differs = view.joined(response) if view.before is not None else (view.whole(response), None)
             counts_there = view.engine.always_sends_usage and not view.dialect.counts_in_choices
             if response.get("usage") is None and counts_there:
                 problems.append("no_usage")

@@ -125,10 +125,20 @@ def read_announced(announcements: Mapping[str, Announcement], policy: str = DEFA
 class PolicyVersion:
     """The latest version of a policy that this process knows; calls compare it at their start and end."""
 
-    __slots__ = ("_endpoints", "_endpoints_name", "_endpoints_number", "_name", "_number", "_policy", "announced")
+    __slots__ = (
+        "_endpoints",
+        "_endpoints_name",
+        "_endpoints_number",
+        "_name",
+        "_number",
+        "_policy",
+        "announced",
+        "is_rolling",
+    )
 
     def __init__(self, policy: str = DEFAULT_POLICY) -> None:
         self.announced = NOTHING
+        self.is_rolling = False  # endpoints may have versions of their own (`at`)
         self._policy = policy
         self._name = of_policy(POLICY_ANNOUNCEMENT, policy)
         self._number = -1
@@ -145,6 +155,7 @@ class PolicyVersion:
         if (update := newer(announcements, self._endpoints_name, self._endpoints_number)) is not None:
             self._endpoints = read_endpoints(announcements, self._policy, self._endpoints)
             self._endpoints_number = update.number
+            self.is_rolling = bool(self._endpoints)
 
     def at(self, label: str) -> tuple[str | None, int]:
         """Return the version and the epoch of calls at an endpoint.

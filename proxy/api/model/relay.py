@@ -215,7 +215,9 @@ async def _answered(call: Call, client: ClientStream) -> Outcome:
                 await _move(call)
             if call.fault is not None:
                 raise call.fault
-            exchange = await _attempt(call, client)
+            call.is_waiting, plan = False, call.plan
+            is_plain = plan.abort is None and plan.framing != "replay" and not call.resumed
+            exchange = await (_relayed if is_plain else _wrapped)(call, client)
             if exchange is None:
                 call.are_ids_refused = True
                 await plan_for(call, call.endpoint, as_ids=False)
@@ -243,9 +245,8 @@ async def _faulted(call: Call, client: ClientStream, fault: EngineError) -> Outc
     return None
 
 
-async def _attempt(call: Call, client: ClientStream) -> Exchange | None:
-    """Relay a call once; see `_relayed`."""
-    call.is_waiting = False
+async def _wrapped(call: Call, client: ClientStream) -> Exchange | None:
+    """Relay a call that its engine can abort by an id, or whose client reads comments meanwhile."""
     relayed = _relayed(call, client)
     if call.plan.abort is not None:
         relayed = _abortable(call, call.plan.abort, relayed)
@@ -287,7 +288,8 @@ async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
 
 async def _finished(call: Call, exchange: Exchange) -> Outcome:
     context, plan = call.context, call.plan
-    timing, (version, _) = call.timing(context.clock.now()), call.policy.version.at(call.endpoint.label)
+    timing, versions = call.timing(context.clock.now()), call.policy.version
+    version = versions.at(call.endpoint.label)[0] if versions.is_rolling else versions.announced.version
     finish = partial(exchange.finish, timing, version)
     outcome = finish() if call.work_bytes <= PLAIN_BYTES else await in_thread(finish)
     if plan.prompt is not None and plan.before is None:
