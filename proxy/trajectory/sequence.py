@@ -476,7 +476,8 @@ def mixed_from(step: Step, choice: Choice) -> int | None:
     """Return the first token of a choice that was sampled over the cache of other weights, or may have been; None for none.
 
     An engine that changes its weights under a running call keeps the cache of what was sampled before. After a resume it
-    computes all of it again. If the engine reports no version, it is unknown which tokens are of which weights.
+    computes all of it again. If a version was announced that no span has, the engine reports none, and it is unknown which
+    tokens of the last part are of which weights.
     """
     changes = [
         after.start
@@ -485,8 +486,10 @@ def mixed_from(step: Step, choice: Choice) -> int | None:
     ]
     if len(changes) > step.resumed:
         return changes[0]
-    is_unknown = not changes and not step.resumed and step.policy_version_end not in (None, step.policy_version)
-    return 0 if is_unknown else None
+    known = {step.policy_version, *(span.policy_version for each in step.choices for span in each.spans)}
+    if step.policy_version_end is None or step.policy_version_end in known:
+        return None
+    return choice.spans[-1].start if choice.spans else 0
 
 
 def temperature_of(step: Step) -> float | None:

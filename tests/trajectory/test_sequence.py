@@ -434,7 +434,9 @@ def test_a_row_with_an_interrupted_last_turn_is_truncated():
         ({0: "7", 2: "7"}, {"extra": {"resumed": 1}}, []),  # moved to another endpoint
         ({0: "7", 2: "8", 3: "9"}, {"extra": {"resumed": 1}}, [2, 3]),  # one of two changes was under the running call
         ({0: "7"}, {"policy_version": "7", "policy_version_end": "8"}, [0]),  # the engine does not report where
-        ({0: "7"}, {"policy_version": "7", "policy_version_end": "8", "extra": {"resumed": 1}}, []),
+        ({0: "7"}, {"policy_version": "7", "policy_version_end": "8", "extra": {"resumed": 1}}, [0]),
+        ({0: "7", 2: "8"}, {"policy_version": "7", "policy_version_end": "8", "extra": {"resumed": 1}}, []),
+        ({0: "7", 2: "8"}, {"policy_version": "7", "policy_version_end": "9", "extra": {"resumed": 1}}, [2]),
         ({0: "7", 2: "8"}, {"extra": {"resumed": "1"}}, [2]),
     ],
 )

@@ -1,7 +1,10 @@
 """Calls while endpoints of their policy are held, and the versions of their steps."""
 
 import asyncio
+import re
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import get_args
 
 import orjson
 import pytest
@@ -9,6 +12,7 @@ from tests.support.fakes import listening, proxying
 from tests.support.scripted_engine import REPLY, ScriptedEngine
 from tests.support.stored import stored_steps, wait_for_steps
 
+from proxy.protocols.resume import Refusal
 from tokentape import AsyncClient
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -200,3 +204,11 @@ async def test_a_step_has_the_version_of_its_endpoint_in_a_rolling_update(fleet,
 
     assert [("1", None), ("2", None), ("3", None)] == [(step.policy_version, step.policy_version_end) for step in steps]
     assert ["1", "2", "3"] == [step.choices[0].spans[0].policy_version for step in steps]
+
+
+def test_the_page_on_policies_lists_every_reason_for_which_a_call_is_not_resumed():
+    """A cut inside a character or a stop string is none: the rest is withheld until it is complete."""
+    page = (Path(__file__).parents[3] / "docs" / "policies.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page.partition("| `reason` |")[2].partition("\n\n")[0], re.MULTILINE)
+
+    assert {*get_args(Refusal)} - {"character", "stop"} == {*re.findall(r"`(\w+)`", ", ".join(rows))}
