@@ -14,6 +14,10 @@ from proxy.trajectory.step import Ids
 _HEAD: Final = ("id", "created")
 PARSED: Final = ("reasoning", "reasoning_content", "tool_calls")
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+_DETAILS: Final = "completion_tokens_details"
+_THOUGHTS: Final = (
+    "reasoning_tokens"  # in the details (vLLM 0.32.0); SGLang (0.5.23) has them beside the counts as well
+)
 
 
 class PartsDiffer(EngineDisconnected):
@@ -105,9 +109,13 @@ class Before:
         completion = self.sampled_tokens + counted if self.told is None else self.told.count
         counts = (self.prompt_tokens, completion, self.prompt_tokens + completion)
         own = self.response.get("usage")
-        details = own.get("prompt_tokens_details") if isinstance(own, dict) else None
+        first: Json = own if isinstance(own, dict) else {}
         shown = {**usage, **{name: count for name, count in zip(_COUNTS, counts, strict=True) if name in usage}}
-        return {**shown, "prompt_tokens_details": details} if "prompt_tokens_details" in usage else shown
+        if "prompt_tokens_details" in usage:
+            shown["prompt_tokens_details"] = first.get("prompt_tokens_details")
+        if isinstance(details := usage.get(_DETAILS), dict):
+            shown[_DETAILS] = _with_thoughts(first.get(_DETAILS), details)
+        return _with_thoughts(first, shown)
 
     def rest_of(self, response: Json) -> Json:
         """Return a whole response with only what the client has not received of it. Raises PartsDiffer."""
@@ -143,6 +151,14 @@ class Before:
             else:
                 joined.append({**span, "start": span["start"] + count, "end": end})
         return {**last, "weight_versions": joined}
+
+
+def _with_thoughts(first: Any, last: Json) -> Json:
+    """Return counts with the reasoning tokens of both parts, or null if one part does not say them."""
+    if _THOUGHTS not in last:
+        return last
+    counts = (first.get(_THOUGHTS) if isinstance(first, dict) else None, last[_THOUGHTS])
+    return {**last, _THOUGHTS: sum(counts) if all(type(count) is int for count in counts) else None}
 
 
 def _rest(text: str, shown: Any) -> str:

@@ -134,8 +134,30 @@ def shown_text(step: Step) -> str:
 def without_event(step: Step, event: Json) -> Step:
     """Return a partial step whose response lacks the text of its last event, which the client has not received."""
     (choice,) = event["choices"]
-    text = choice.get("text") or (choice.get("delta") or {}).get("content")
-    return with_text(step, shown_text(step).removesuffix(text)) if isinstance(text, str) else step
+    (answer,) = (step.response or {})["choices"]
+    if answer.get("message") is None:
+        return with_text(step, shown_text(step).removesuffix(choice.get("text") or ""))
+    delta, message = choice.get("delta") or {}, {**answer["message"]}
+    for name, value in delta.items():
+        if name != "role" and isinstance(value, str) and isinstance(message.get(name), str):
+            message[name] = message[name].removesuffix(value)
+    if delta.get("tool_calls"):
+        message["tool_calls"] = _calls_before(message.get("tool_calls") or [], delta["tool_calls"])
+    return replace(step, response={**(step.response or {}), "choices": [{**answer, "message": message}]})
+
+
+def _calls_before(calls: list[Json], deltas: list[Json]) -> list[Json]:
+    """Return tool calls without the deltas of one event: without those that begin in it."""
+    kept = [*calls]
+    for delta in deltas:
+        index, function = delta["index"], delta.get("function") or {}
+        if index < len(kept):
+            own = kept[index]["function"]
+            arguments = (own.get("arguments") or "").removesuffix(function.get("arguments") or "")
+            kept[index] = {**kept[index], "function": {**own, "arguments": arguments}}
+            if function.get("name"):
+                del kept[index:]
+    return kept
 
 
 def with_text(step: Step, text: str) -> Step:

@@ -37,6 +37,19 @@ def test_usage_counts_all_parts():
     assert USAGE == Before(RESPONSE).usage(USAGE)
 
 
+@pytest.mark.parametrize(("first", "sum_of_both"), [(2, 5), (None, None)])
+def test_usage_has_the_thoughts_of_all_parts_or_of_none(first, sum_of_both):
+    own = {} if first is None else {"completion_tokens_details": {"reasoning_tokens": first}, "reasoning_tokens": first}
+    before = Before({**RESPONSE, "usage": own}, 3, 2)
+    usage = {**USAGE, "completion_tokens_details": {"reasoning_tokens": 3}, "reasoning_tokens": 3}
+
+    assert {
+        **WHOLE_USAGE,
+        "completion_tokens_details": {"reasoning_tokens": sum_of_both},
+        "reasoning_tokens": sum_of_both,
+    } == before.usage(usage)
+
+
 def test_a_whole_response_has_the_texts_and_versions_of_all_parts():
     last = {"id": "b", "created": 2, "choices": [{"index": 0, "message": {"role": "assistant", "content": "c"}}]}
     shown = BEFORE.whole(

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from tests.support.forests import make_choice, make_step
 from tests.support.recorded import plan_of
 
-from proxy.protocols.resume import ends_in_stop, refusal, resumed_plan, shown_text, with_text, withheld_text
+from proxy.protocols.resume import (
+    ends_in_stop,
+    refusal,
+    resumed_plan,
+    shown_text,
+    with_text,
+    withheld_text,
+    without_event,
+)
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -20,6 +28,28 @@ STEP = replace(
     problems=("aborted", "stream_cut"),
     response={"choices": [{"index": 0, "message": {"role": "assistant", "content": "abc"}}]},
 )
+
+
+def told(content, thought, *calls):
+    functions = [{"function": {"name": "f", "arguments": arguments}} for arguments in calls]
+    return {"role": "assistant", "content": content, "reasoning": thought, "tool_calls": functions}
+
+
+@pytest.mark.parametrize(
+    ("delta", "left"),
+    [
+        ({"content": "c"}, told("ab", "xyz", "{1}", "{2")),
+        ({"reasoning": "yz"}, told("abc", "x", "{1}", "{2")),
+        ({"tool_calls": [{"index": 1, "function": {"arguments": "2"}}]}, told("abc", "xyz", "{1}", "{")),
+        ({"tool_calls": [{"index": 1, "function": {"name": "f", "arguments": "{2"}}]}, told("abc", "xyz", "{1}")),
+    ],
+)
+def test_what_is_withheld_with_the_last_event_was_not_shown(delta, left):
+    """Text, thought or call: its client gets it with the rest."""
+    message = told("abc", "xyz", "{1}", "{2")
+    step = replace(STEP, response={"choices": [{"index": 0, "message": message}]})
+
+    assert left == without_event(step, {"choices": [{"delta": delta}]}).response["choices"][0]["message"]
 
 
 def test_a_plain_call_can_be_resumed():
