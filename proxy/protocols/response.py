@@ -313,8 +313,7 @@ class StreamResponse(ResponseStream):
             if self.is_over:
                 self._problems.add("content_after_end")
             # vLLM 0.32 ends a chat stream that is aborted before its first token without a finish reason.
-            is_open = not self._accumulator.finished and self._view.choices == 1
-            self.is_aborted = self.is_aborted or (is_open and self._is_empty())
+            self.is_aborted = self.is_aborted or (not self._accumulator.finished and self._is_empty())
             self.is_over = self._holding = True
             return self._as_it_came(event)
         chunk: Any = None

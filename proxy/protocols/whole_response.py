@@ -1,6 +1,7 @@
 """Unstreamed responses: JSON, errors and everything else. They follow the rules of `response`."""
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -160,8 +161,10 @@ class SyntheticStreamResponse(WholeResponse):
 
     def _rest(self, shown: Json) -> bytes:
         """Return the events that the client of a resumed stream has not received."""
-        view, renderer = self._view, self._view.renderer
+        view = self._view
         assert view.before is not None
+        # The call may go on: what is not written must not have been rendered.
+        renderer = deepcopy(view.renderer) if self.is_aborted else view.renderer
         rest = view.before.rest_of(shown)
         usage = view.usage or renderer is not None
         events = [

@@ -17,6 +17,7 @@ from proxy.simulator.engine import (
     FINGERPRINT,
     VERSION,
     ChatReply,
+    Engine,
     EngineRoutes,
     JsonObject,
     Response,
@@ -32,7 +33,7 @@ from proxy.simulator.engine import (
 from proxy.simulator.errors import RequestError, invalid_value, validation_errors
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
 from proxy.simulator.options import Options
-from proxy.simulator.parser import CallDelta, Delta
+from proxy.simulator.parser import CallDelta, Delta, ParsedReply, parse
 from proxy.simulator.prompts import (
     Prompt,
     chat_prompt,
@@ -44,6 +45,7 @@ from proxy.simulator.prompts import (
 )
 from proxy.simulator.requests import (
     Body,
+    ChatRequest,
     CommonFields,
     CompletionsRequest,
     check_logprobs,
@@ -150,20 +152,9 @@ class _Chat(ChatReply):
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
         parsed = self.parsed(tokens)
-        message: JsonObject = {
-            "role": "assistant",
-            "content": "" if parsed.calls and self.chat.named_tool else parsed.content,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-        }
-        if parsed.calls:
-            message["tool_calls"] = [self._call(name=call.name, arguments=call.arguments) for call in parsed.calls]
-        message["reasoning"] = parsed.reasoning if self.chat.include_reasoning else None
         return {
             "index": index,
-            "message": message,
+            "message": _message(self.engine, self.chat, parsed),
             "logprobs": self._logprobs(tokens),
             "finish_reason": self._finish(last_of(tokens), has_calls=bool(parsed.calls)),
             "stop_reason": last_of(tokens).stop_reason,
@@ -191,11 +182,8 @@ class _Chat(ChatReply):
         arguments = {"arguments": call.arguments} if call.arguments else {}
         if call.name is None:
             return {"index": call.index, "function": arguments}
-        opened = self._call(name=call.name, **arguments)
+        opened = _call(self.engine, name=call.name, **arguments)
         return {"id": opened["id"], "type": opened["type"], "index": call.index, "function": opened["function"]}
-
-    def _call(self, **function: str) -> JsonObject:
-        return {"id": f"chatcmpl-tool-{self.engine.new_hex()}", "type": "function", "function": function}
 
     def _finish(self, token: Token, *, has_calls: bool) -> str | None:
         if token.finish_reason == "stop" and has_calls and self.chat.named_tool is None:
@@ -223,6 +211,26 @@ class _Chat(ChatReply):
         start = 0 if self.prompt.reasoning_open else 1
         reasoning = [list(takewhile(close.__ne__, ids[start:])) for ids in choices]
         return {"reasoning_tokens": sum(map(len, reasoning))}
+
+
+def _message(engine: Engine, chat: ChatRequest, parsed: ParsedReply) -> JsonObject:
+    """Return the message of a complete reply."""
+    message: JsonObject = {
+        "role": "assistant",
+        "content": "" if parsed.calls and chat.named_tool else parsed.content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if parsed.calls:
+        message["tool_calls"] = [_call(engine, name=call.name, arguments=call.arguments) for call in parsed.calls]
+    message["reasoning"] = parsed.reasoning if chat.include_reasoning else None
+    return message
+
+
+def _call(engine: Engine, **function: str) -> JsonObject:
+    return {"id": f"chatcmpl-tool-{engine.new_hex()}", "type": "function", "function": function}
 
 
 def _entry(logprob: TokenLogprob, *, by_id: bool) -> JsonObject:
@@ -455,6 +463,26 @@ class _Generated(Response):
         return {"content": content}
 
 
+@validated(frozen=True, slots=True)
+class _DerenderFields:
+    """The fields of `/v1/chat/completions/derender`: what was sampled, and the chat that it replies to."""
+
+    generate_response: dict[str, Any]
+    prompt_token_ids: list[Annotated[int, Field(ge=0)]]
+    chat_request: dict[str, Any]
+
+    @property
+    def choices(self) -> list[JsonObject]:
+        """The choices, each with ids. Raises RequestError."""
+        choices = self.generate_response.get("choices")
+        if not isinstance(choices, list) or not all(isinstance(c, dict) and c.get("token_ids") for c in choices):
+            raise invalid_value("Each choice must have token ids.", "generate_response")
+        return choices
+
+
+_DERENDER: Final = TypeAdapter(_DerenderFields)
+
+
 class VllmRoutes(EngineRoutes):
     """The routes of one vLLM engine."""
 
@@ -488,6 +516,26 @@ class VllmRoutes(EngineRoutes):
         fields, common = _read_generate(await read_body(request), options)
         prompt = _generate_prompt(fields, common, model, options)
         return await self._respond(request, _Generated(self._engine, common, [prompt], "generate-tokens", fields))
+
+    @route("POST", "/v1/chat/completions/derender")
+    async def _derender(self, request: web.Request) -> web.Response:
+        """Parse ids as a reply: all of them, also special tokens if there is a parser. The finish reason is the given one."""
+        self._check_scale_out()
+        engine, has_parser = self._engine, self._engine.options.has_parser
+        fields, tokenizer = read_fields(_DERENDER, await read_body(request)), engine.model.tokenizer
+        chat, choices = read_chat(fields.chat_request, has_ids=True), []
+        is_open = tokenizer.decode(fields.prompt_token_ids[-8:]).rstrip().endswith("<think>")
+        for index, choice in enumerate(fields.choices):
+            engine.model.check_ids(choice["token_ids"])
+            text = tokenizer.decode(choice["token_ids"], skip_special=not has_parser)
+            reasons = has_parser and (chat.enable_thinking is True or is_open or text.startswith("<think>"))
+            parsed = parse(text, reasoning=reasons, tools=has_parser and bool(chat.functions))
+            ends = {name: choice.get(name) for name in ("finish_reason", "stop_reason")}
+            message = _message(engine, chat, parsed)
+            choices.append({"index": index, "message": message, "logprobs": None, **ends, "token_ids": None})
+        head = {"id": fields.generate_response.get("request_id"), "object": "chat.completion"}
+        sampled = sum(len(choice["token_ids"]) for choice in fields.choices)
+        return json_response({**head, "choices": choices, "usage": usage(len(fields.prompt_token_ids), sampled)})
 
     async def _respond(self, request: web.Request, response: Response) -> web.StreamResponse:
         """Send a response. Its id, which the client can choose, begins with the kind of response."""
@@ -563,10 +611,11 @@ class VllmRoutes(EngineRoutes):
 
     @route("GET", "/openapi.json")
     async def _openapi(self, request: web.Request) -> web.Response:
-        # Only the fields of chat requests for prompt ids are described, and the routes that abort calls by their ids.
+        # Only the fields of chat requests for prompt ids are described, and the routes that parse ids or abort calls.
         options = self._engine.options
         fields: JsonObject = {"kv_transfer_params": {}} | ({"prompt_token_ids": {}} if options.has_prompt_field else {})
         paths: JsonObject = {"/abort_requests": {"post": {}}} if options.lists_aborts else {}
+        paths |= {"/v1/chat/completions/derender": {"post": {}}} if options.scale_out else {}
         schemas = {"ChatCompletionRequest": {"properties": fields}}
         return json_response({"paths": paths, "components": {"schemas": schemas}})
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 
 import aiohttp
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -249,3 +250,29 @@ async def test_vllm_aborts_calls_by_their_ids(stream, start):
     assert b'"abort"' in (await calls[2])[1]
     assert (b'"abort"' in raw, b'"usage":' in raw) == (not stream, not stream)
     assert b'{"is_paused":false}' == (await engine.get("/is_paused"))[1]
+
+
+async def test_vllm_makes_a_reply_of_its_ids(start):
+    """All parsers read the ids as those of a reply that was sampled at once; the finish reason is the one that is given."""
+    script = Script(
+        [Conversation([Turn(think="So?", say="I look.", call=[ScriptedCall("weather", {"city": "Oslo"})])])]
+    )
+    engine, disabled = await start(Options(script=script)), await start(Options(scale_out=False))
+    chat = {"messages": HELLO, "tools": TOOLS}
+    reply = await engine.chat(return_token_ids=True, tools=TOOLS)
+    (choice,), path = reply["choices"], "/v1/chat/completions/derender"
+    given = {"token_ids": choice["token_ids"][:-1], "finish_reason": "stop", "stop_reason": None}
+    body = {
+        "generate_response": {"choices": [given]},
+        "prompt_token_ids": reply["prompt_token_ids"],
+        "chat_request": chat,
+    }
+    (told,) = (await engine(path, **body))["choices"]
+    for message in (told["message"], choice["message"]):
+        del message["tool_calls"][0]["id"]
+
+    assert choice["message"] == told["message"]
+    assert ("tool_calls", "stop") == (choice["finish_reason"], told["finish_reason"])
+    assert path in orjson.loads((await engine.get("/openapi.json"))[1])["paths"]
+    assert 400 == (await engine.answer(path, {}))[0]
+    assert 403 == (await disabled.answer(path, body))[0]

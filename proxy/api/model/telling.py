@@ -45,6 +45,8 @@ async def tell(call: Call, exchange: Exchange) -> None:
     body, shown = plan.body, answers_of(before).get(0, {}).get("message") or {}
     try:
         text, known = await text_of(call, context_ids, visible), await text_of(call, context_ids, first)
+        if call.endpoint.engine.drops_half_characters:
+            text = text.rstrip(SPLIT)
         stops = stop_strings(body)
         start = len(known.rstrip(SPLIT)) - max(map(len, stops), default=0)
         stop = first_stop(text, max(start, 0), stops)
@@ -83,6 +85,8 @@ async def _parsed(call: Call, before: Step, ids: Ids) -> Json:
     message = choices[0].get("message") if isinstance(choices, list) and len(choices) == 1 else None
     if not isinstance(message, dict):
         raise PartsDiffer("the engine does not parse the ids of a resumed call")
+    if call.endpoint.engine.drops_half_characters:  # from a reply that it samples at once, not from ids
+        return {name: text.rstrip(SPLIT) if isinstance(text, str) else text for name, text in message.items()}
     return message
 
 

@@ -189,6 +189,7 @@ class Vllm(Engine):
     quirks = _QUIRKS
     logprobs_mode = "raw_logprobs"
     returns_prompt_ids = True
+    drops_half_characters = True  # 0.32.0; SGLang 0.5.23 does not
     names_alternatives = True
     probe_paths = ("/version",)
     owners = ("vllm", "tokentape-simulator")
