@@ -9,7 +9,7 @@ from typing import get_args
 import orjson
 import pytest
 from tests.support.fakes import listening, proxying
-from tests.support.scripted_engine import REPLY, ScriptedEngine
+from tests.support.scripted_engine import REPLY, ScriptedEngine, tokens_of
 from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.protocols.resume import Refusal
@@ -93,8 +93,8 @@ async def test_a_stream_moves_to_the_other_endpoint_when_its_own_is_held(fleet, 
     choice = steps[-1].choices[0]
 
     assert {"mode": None, "in_flight": 0, "drained": True, "held": ["ab"[first]], "versions": {other: "7"}} == held
-    assert (200, REPLY, [*map(ord, REPLY)]) == (status, text_of(raw), [*choice.ids])
-    assert [(0, 5, None), (5, len(REPLY), "7")] == [
+    assert (200, REPLY, tokens_of(REPLY)) == (status, text_of(raw), [*choice.ids])
+    assert [(0, 5, None), (5, len(tokens_of(REPLY)), "7")] == [
         (span.start, span.end, span.policy_version) for span in choice.spans
     ]
     assert [first, 1 - first] == ["ab".index(name) for name in ("ab"[first], steps[-1].engine.name)]
@@ -183,10 +183,10 @@ async def test_an_agent_does_not_notice_updates_of_the_weights(fleet, store, rol
     (choice,) = step.choices
     versions = [span.policy_version for span in choice.spans]
 
-    assert (200, REPLY, [*map(ord, REPLY)]) == (status, text_of(raw), [*choice.ids])
+    assert (200, REPLY, tokens_of(REPLY)) == (status, text_of(raw), [*choice.ids])
     assert ("complete", ()) == (step.status, step.problems)
     assert (versions[0], versions) == ("1", sorted(versions))
-    assert [0, *(span.end for span in choice.spans)] == [*(span.start for span in choice.spans), len(REPLY)]
+    assert [0, *(span.end for span in choice.spans)] == [*(span.start for span in choice.spans), len(choice.ids)]
     assert (4 if rolling else 2) == len(updated)
     assert len(choice.spans) - 1 <= step.extra["resumed"]  # a part may have no token
 
