@@ -210,14 +210,18 @@ def logprob_of(token: int) -> float:
 
 def _part(ids: list[int], text: str, *, is_chat: bool, name: str) -> dict[str, Any]:
     logprobs = [*map(logprob_of, ids)]
+    shown = ["" if (own := text_of([token])).endswith(_SPLIT) else own for token in ids]
     if not is_chat:
         lists = {
-            "tokens": [""] * len(ids),
+            "tokens": shown,
             "token_logprobs": logprobs,
             "text_offset": [0] * len(ids),
             "top_logprobs": [],
         }
         return {"text": text, "logprobs": lists, "token_ids": ids}
-    entries = [{"token": "", "logprob": logprob, "bytes": [], "top_logprobs": []} for logprob in logprobs]
+    entries = [
+        {"token": own, "logprob": logprob, "bytes": [], "top_logprobs": []}
+        for own, logprob in zip(shown, logprobs, strict=True)
+    ]
     message = ({"content": text} if text else {}) if name == "delta" else {"role": "assistant", "content": text}
     return {name: message, "logprobs": {"content": entries}, "token_ids": ids}

@@ -160,15 +160,14 @@ async def test_a_call_whose_endpoint_is_held_before_it_is_sent_goes_to_the_other
 
 
 @pytest.mark.parametrize("rolling", [False, True])
-@pytest.mark.parametrize("body", [STREAM, {**STREAM, "max_tokens": len(REPLY)}])
-async def test_an_agent_does_not_notice_updates_of_the_weights(fleet, store, rolling, body):
+async def test_an_agent_does_not_notice_updates_of_the_weights(fleet, store, rolling):
     """Its reply is that of an engine that was never updated, with a span for each version that sampled it."""
     for engine in fleet.engines:
         engine.ends = [(8, "held")] * 3
     updated = []
     async with AsyncClient(fleet.url) as client:
         await client.put_policy(1)
-        call = asyncio.create_task(fleet.call("r1", body))
+        call = asyncio.create_task(fleet.call("r1", STREAM))
         for version in (2, 3):
             async with asyncio.timeout(50):
                 while not any(engine.held.is_set() for engine in fleet.engines):
