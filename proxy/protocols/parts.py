@@ -91,7 +91,12 @@ class Before:
         (last,) = response["choices"]
         if self.is_withheld:
             kept = {name: self._choice[name] for name in ("message", "text") if name in self._choice}
-            choice = {**last, **(kept if self.told is None else self.told.fields)}
+            logprobs = (
+                {} if self.is_stream else _joined_logprobs(self._choice, last)
+            )  # a stream has shown the first ones
+            if self.told is not None:
+                logprobs = {name: _cut(lists, self.told.count) for name, lists in logprobs.items()}
+            choice = {**last, **logprobs, **(kept if self.told is None else self.told.fields)}
         else:
             choice = _joined_choice(self._choice, last)
         shown = {**response, **self._head(response), "choices": [choice]}
@@ -196,12 +201,17 @@ def _joined_choice(first: Mapping[str, Any], last: Json) -> Json:
             choice["message"] = {**last["message"], "content": text + (last["message"].get("content") or "")}
     if isinstance(last.get("text"), str):
         choice["text"] = first.get("text", "") + last["text"]
+    return choice | _joined_logprobs(first, last)
+
+
+def _cut(lists: Mapping[str, Any], count: int) -> Json:
+    return {name: values[:count] if isinstance(values, list) else values for name, values in lists.items()}
+
+
+def _joined_logprobs(first: Mapping[str, Any], last: Json) -> dict[str, dict[str, Any]]:
+    """Return the field of a choice with the logprobs of both parts; empty if there are none."""
     before, after = first.get("logprobs"), last.get("logprobs")
-    if isinstance(before, dict) and isinstance(after, dict):
-        choice["logprobs"] = {
-            name: [*before[name], *values]
-            if isinstance(before.get(name), list) and isinstance(values, list)
-            else values
-            for name, values in after.items()
-        }
-    return choice
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return {}
+    lists = {name: values for name, values in after.items() if isinstance(values, list)}
+    return {"logprobs": {**after, **{name: [*(before.get(name) or ()), *values] for name, values in lists.items()}}}

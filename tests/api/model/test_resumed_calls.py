@@ -234,7 +234,8 @@ async def test_a_call_that_was_cut_equals_one_that_was_not(stage, call, cuts):
     count = await stage.counted("ended") - ended
 
     assert whole is not None
-    assert step.resumed <= len(step.extra.get("attempts", ())) <= len(cuts)
+    # A part that the parsers read otherwise than the whole is one more.
+    assert step.resumed <= len(step.extra.get("attempts", ())) <= len(cuts) + 1
     assert (200, "complete", ()) == (whole.status, expected.status, expected.problems), whole.text
     if count == 0:
         assert response is not None
@@ -244,7 +245,11 @@ async def test_a_call_that_was_cut_equals_one_that_was_not(stage, call, cuts):
     else:
         ids, all_ids = ({choice.index: choice.ids.tolist() for choice in each.choices} for each in (step, expected))
         assert count == 1
-        assert all(all_ids[index][: len(some)] == some for index, some in ids.items())
+        # A stop string that the parts of a reply with tools do not show is found too late, in what the engine sampled.
+        limits = {
+            index: len(found) if body.keys() & {"stop", "stop_sequences"} else None for index, found in all_ids.items()
+        }
+        assert all(all_ids[index][: len(some)] == some[: limits[index]] for index, some in ids.items())
         assert not is_plain or ids == all_ids, (response, step)  # the connection was lost after the last token
         assert step.status == "partial" or "abort" in {choice.finish_reason for choice in step.choices} or not ids
 
