@@ -254,12 +254,13 @@ def _planned(
         )
         if key:
             plans.keep(key, prepared)
+    versions, announced = call.policy.version, call.policy.version.announced
     return prepared.for_call(
         body,
         step_id=attempt.step_id,
         rollout_id=rollout.rollout_id,
         policy=call.policy.name,
-        policy_at=call.policy.version.at(endpoint.label),
+        policy_at=versions.at(endpoint.label) if versions.is_rolling else (announced.version, announced.epoch),
         extra={**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra,
         may_have_images=may_have_images,
     )
