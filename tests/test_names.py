@@ -36,7 +36,7 @@ FOREIGN: dict[str, set[str]] = {
         "rollout_mask_sums", "use_vllm",
     },
     "vLLM": {
-        "--enable-force-include-usage", "--enable-prompt-tokens-details", "--max-num-batched-tokens",
+        "--api-server-count", "--enable-force-include-usage", "--enable-prompt-tokens-details", "--max-num-batched-tokens",
         "--otlp-traces-endpoint", "--override-generation-config", "--return-sampling-mask",
         "--return-tokens-as-token-ids",
     },
