@@ -150,6 +150,8 @@ class Call:
         """
         if self.task is None or self.step is not None or self.interrupted or self.cut is not None or self.is_waiting:
             return
+        if self.exchange is not None and self.exchange.is_read:
+            return  # the engine has sent all of it
         if is_last or self.sent is None or self._keeps_sampled():
             self.interrupted = reason
             self.task.cancel()

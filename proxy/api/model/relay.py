@@ -274,6 +274,7 @@ async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
     why, call.interrupted = call.interrupted, None
     if why is None or call.task is None or call.task.uncancel():
         raise asyncio.CancelledError
+    call.is_waiting = True  # so that the next beat of the pause does not cancel what follows
     exchange = call.exchange
     if exchange is not None and exchange.is_read:
         if not exchange.response.is_aborted:

@@ -186,6 +186,37 @@ async def test_a_pause_lets_a_stream_end_that_cannot_be_resumed(store, http, mon
     assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
 
 
+async def test_a_pause_does_not_cut_a_call_whose_response_is_whole(store, http, monkeypatch):
+    """The models of the engine are requested for its step meanwhile: the pause waits, again and again."""
+    engine, interrupted, asked = ScriptedEngine(), asyncio.Event(), asyncio.Event()
+    interrupt = InFlightBytes.interrupt_sampled
+
+    def interrupt_sampled(*args, **options):
+        interrupted.set()
+        return interrupt(*args, **options)
+
+    async def handle(request):
+        if request.path == "/v1/models" and engine.requests:
+            asked.set()
+            for _ in range(2):
+                interrupted.clear()
+                await interrupted.wait()
+        return await engine.handle(request)
+
+    monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
+    async with listening(handle) as url, resuming(url, store) as served:
+        body = {"model": "another", "messages": MESSAGES, "stream": True}
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await asyncio.wait([answering, asyncio.create_task(asked.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert asked.is_set()
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            paused = await response.json()
+        _, raw = await answering
+
+    assert (True, 0) == (paused["drained"], paused["in_flight"])
+    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+
+
 async def metrics_of(http, served) -> str:
     async with http.get(f"{served.url}/metrics") as response:
         return await response.text()
