@@ -155,6 +155,9 @@ class Before:
                 joined[-1] = {**joined[-1], "end": end}
             else:
                 joined.append({**span, "start": span["start"] + count, "end": end})
+        if self.told is not None:  # it may end before the last sampled token
+            kept = [span for span in joined if span["start"] < self.told.count]
+            joined = [{**span, "end": min(span["end"], self.told.count)} for span in kept]
         return {**last, "weight_versions": joined}
 
 

@@ -152,7 +152,10 @@ def _shows_nothing(client: Client, step: Step | None) -> bool:
     if step is not None and step.dialect in GENERATES:
         return False
     answers = [] if step is None or step.response is None else step.response.get("choices") or []
-    return not any(answer.get("text") or _has_content(answer.get("message")) for answer in answers)
+    return not any(
+        answer.get("text") or _has_content(answer.get("message")) or any((answer.get("logprobs") or {}).values())
+        for answer in answers
+    )
 
 
 def _has_content(message: Json | None) -> bool:
@@ -176,6 +179,9 @@ async def _judge(call: Call, cut: _Cut, fault: EngineError | None) -> None:
         if cut.reason is None and not call.is_told:
             cut.reason, cut.withheld = await _text_reason(call, step, is_lost=fault is not None)
         tells = cut.reason in {"character", "stop"} or (cut.reason == "parser" and can_parse(call))
+        body, has_shown = call.plan.body, call.plan.framing == "live" or call.is_stream_begun
+        if (call.plan.response_options.logprobs and has_shown) or (body.get("min_tokens") and stop_strings(body)):
+            tells = False  # which logprobs the rest of a stream lacks, or which stop string counts, is not known
         if tells or call.is_told:
             cut.is_told = True
             cut.reason = None if tells else cut.reason
