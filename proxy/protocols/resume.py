@@ -17,7 +17,7 @@ from proxy.protocols.parts import PARSED, Before, Told
 from proxy.protocols.plan import Plan
 from proxy.trajectory.fidelity import CUT
 from proxy.trajectory.images import IMAGES
-from proxy.trajectory.step import Step, answers_of
+from proxy.trajectory.step import RESUMED, Step, answers_of
 
 # Why a call is not resumed.
 Refusal = Literal[
@@ -37,7 +37,6 @@ _EXACT: Final = frozenset(
      "reasoning_effort", "include_reasoning", "user", "metadata", "store", "service_tier", "priority", "request_id", "rid",
      "session_id", "routing_key", "cache_salt", "add_special_tokens", "echo"}
 )  # fmt: skip
-RESUMED: Final = "resumed"  # in `extra`: how many times the call was resumed
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")  # they count the sampled tokens
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 _BRACKETS: Final = frozenset("<>[]{}|")

@@ -42,11 +42,13 @@ class ScriptedEngine:
     As vLLM 0.32, it searches for stop strings in the text of a call's own tokens only, and shows a prompt that ends inside a
     character again once the character is complete.
 
+    `has_ids`: it returns token ids and logprobs; without, it is no engine that TokenTape knows.
     `parses`: `<call>NAME ARGUMENTS</call>` in the text of a chat call's own tokens is a tool call, and /derender parses ids.
     """
 
-    def __init__(self, reply: str = REPLY, *, parses: bool = False) -> None:
+    def __init__(self, reply: str = REPLY, *, parses: bool = False, has_ids: bool = True) -> None:
         self.reply = reply
+        self.has_ids = has_ids
         self.parses = parses
         self.ends: list[tuple[int, str] | None] = []
         self.requests: list[dict[str, Any]] = []
@@ -63,6 +65,8 @@ class ScriptedEngine:
             "/openapi.json": lambda: {"paths": {"/v1/chat/completions/derender": {}} if self.parses else {}},
             "/v1/chat/completions/derender": lambda: self._derendered(body),
         }
+        if not self.has_ids:
+            known = {"/health": dict}
         if request.path in known:
             return web.json_response(known[request.path]())
         if not request.path.endswith("/completions"):
@@ -134,6 +138,10 @@ class ScriptedEngine:
         reason = sampled.reason
 
         async def write(choices: list[dict[str, Any]], **fields: Any) -> None:
+            if not self.has_ids:
+                fields.pop("prompt_token_ids", None)
+                hidden = {"token_ids", "logprobs", "prompt_token_ids"}
+                choices = [{name: value for name, value in choice.items() if name not in hidden} for choice in choices]
             await stream.write(b"data: " + orjson.dumps({**head, "choices": choices, **fields}) + b"\n\n")
 
         async def part(ids: list[int], text: str, reason: str | None, **own: Any) -> None:

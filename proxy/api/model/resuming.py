@@ -27,7 +27,7 @@ from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import Step
 from proxy.upstream.concurrency import PLAIN_BYTES, off_loop
 
-_INTERVAL_S: Final = 0.1  # until an unreachable endpoint is tried again; doubled each time
+_INTERVAL_S: Final = 0.1  # until an unreachable endpoint is tried again
 _MOST_INTERVAL_S: Final = 2.0
 
 
@@ -84,11 +84,10 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         cut.event, cut.step = await off_loop(call.work_bytes + call.response_bytes, PLAIN_BYTES, parsing)
         step = cut.step
     await _judge(call, cut, fault)
-    has_ended = cut.reason == "max_resumes" or (
-        cut.reason == "choices" and client.body_started
-    )  # some choices may have
-    if cut.reason is not None and (has_ended or not _shows_nothing(client, step)):
-        return _refused(call, cut.reason, step)
+    # Of several choices, some may have ended.
+    has_ended = cut.reason == "max_resumes" or (cut.reason == "choices" and client.body_started)
+    if not cut.is_kept and (has_ended or not _shows_nothing(client, step)):
+        return _refused(call, cut.reason or "ids", step)
     _count(call, cut)
     call.is_stream_begun = call.is_stream_begun or call.plan.framing == "live"
     if cut.is_kept and step is not None:
@@ -205,15 +204,16 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
     """Plan the call for the next endpoint, once its policy is not paused; return False if that takes too long."""
     context, clock = call.context, call.context.clock
     began = clock.monotonic()
-    interval_s, delayed = _INTERVAL_S, fault is not None and not call.left
+    first, delayed = call.go_on_until - context.settings.agents.resume_timeout_s, fault is not None and not call.left
     try:
         while True:
-            left_s = call.go_on_until - clock.monotonic()
+            now = clock.monotonic()
+            left_s = call.go_on_until - now
             if left_s <= 0:
                 return False
-            if delayed:
-                await asyncio.sleep(min(interval_s, left_s))
-            interval_s, delayed = min(2 * interval_s, _MOST_INTERVAL_S), True
+            if delayed:  # as long as it has waited until now
+                await asyncio.sleep(min(max(now - first, _INTERVAL_S), _MOST_INTERVAL_S, left_s))
+            delayed = True
             try:
                 endpoints, pause = await endpoints_of(call), call.policy.pause
                 if pause.mode is not None or pause.held:

@@ -1,8 +1,9 @@
 """Calls that their engine ends early go on: the client reads one response, and the step has all that was sampled."""
 
 import asyncio
-from itertools import count
+from itertools import count, pairwise
 
+from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.cut_calls import (
@@ -99,6 +100,37 @@ async def test_a_stream_that_cannot_be_resumed_ends_as_its_engine_ended_it(store
 
     assert (REPLY[:5], ["abort"]) == read(raw, is_stream=True)[:2]
     assert ("aborted",) == step.problems
+
+
+async def test_a_stream_without_token_ids_does_not_start_again_once_it_was_shown(store, http):
+    """Nothing is known of what was sampled; the client would receive it twice."""
+    engine = ScriptedEngine(has_ids=False)
+    engine.ends = [(5, "abort")]
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        _, raw = await answer_of(http, served, body)
+
+    assert (REPLY[:5], ["abort"]) == read(raw, is_stream=True)[:2]
+    assert 1 == len(engine.requests)
+
+
+async def test_a_lost_endpoint_is_tried_less_and_less_often(store, http):
+    """Until it is back: after as long as the call has waited, and every two seconds at last."""
+    engine, lost = ScriptedEngine(), []
+
+    async def handle(request):
+        if request.path.endswith("/completions") and len(lost) < 4:
+            lost.append(asyncio.get_running_loop().time())
+            request.transport.close()
+            return web.Response()
+        return await engine.handle(request)
+
+    async with listening(handle) as url, resuming(url, store) as served:
+        _, raw = await answer_of(http, served, {"model": "m", "messages": MESSAGES})
+
+    assert REPLY == read(raw, is_stream=False)[0]
+    assert 4 == len(lost)
+    assert all(later - earlier > 0.09 for earlier, later in pairwise(lost))
 
 
 async def test_a_call_is_resumed_so_often_and_then_ends(store, http):
