@@ -177,6 +177,8 @@ STORE = Row("Store", [
     graph("Memory of the store", "Sum over all its servers. There is no limit curve if a server has no limit.", "bytes",
           (gauge("store_memory_bytes", aggregate="max"), "used"),
           (f"{gauge('store_memory_limit_bytes', aggregate='max')} > 0", "limit")),
+    graph("Fullest server of the store", "Share of its memory that is used (archive.memory_share).", "percentunit",
+          (gauge("store_memory_share", aggregate="max"), "used")),
     state_timeline("Append-only file", "Whether every server of the store keeps one and its last write succeeded.",
                    (gauge("store_aof_ok", "instance", "min"), "seen by {{instance}}"), one="ok", zero="failing"),
 ])  # fmt: skip
@@ -234,6 +236,8 @@ ROLLOUTS = Row("Rollouts", [
     graph("Archived rollouts", "Versions of rollouts written to the archive, and sweeps that failed (docs/datasets.md).",
           "suffix: /s", (rate("archived_rollouts"), "archived"), (rate("archive_failures"), "failed"), width=8),
     graph("Archived bytes", "Bytes of files written to the archive.", "Bps", (rate("archived_bytes"), "bytes"), width=8),
+    graph("Archive buffers", "Rows that wait to be written (archive.buffer_bytes).", "bytes",
+          (gauge("archive_buffer_bytes", "instance"), "{{instance}}"), width=8),
     graph("Age of the archive's backlog", "Time since the oldest rollout was finished that is not archived yet.", "s",
           (f"max(tokentape_archive_oldest_age_seconds{{{ALL}}})", "oldest"), width=8),
 ])  # fmt: skip

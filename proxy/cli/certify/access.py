@@ -16,7 +16,7 @@ import orjson
 from proxy.cli.check import error_text
 from proxy.cli.control import CONNECT_TIMEOUT_S
 from proxy.config.engines import EndpointSettings
-from proxy.config.sections import StoreSettings
+from proxy.config.sections import AgentsSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.server.listener import running
 from proxy.upstream.http_client import failure_text
@@ -141,6 +141,7 @@ def certified_settings(settings: Settings, url: str, api_key: str | None, folder
     changed = {
         "listen": "127.0.0.1:0",
         "engines": engines,
+        "agents": AgentsSettings(max_resumes=0),  # what the engine itself does with an abort is what is tested
         "store": StoreSettings(url=f"embedded:{folder / 'store'}"),
         "drain_timeout_s": 0,
         **{name: getattr(settings, name) for name in _KEPT},

@@ -147,7 +147,15 @@ async def test_a_version_is_restored_if_the_call_fails(monkeypatch):
 
 @pytest.mark.parametrize("test", [paused, aborted])
 async def test_admin_routes_that_the_engine_lacks_are_not_served(test):
-    async with simulating("127.0.0.1:0", Options(token_delay_s=SLOW_S)) as engine, suite_of(engine) as suite:
+    async def missing(_request):
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    routes = dict.fromkeys(("/pause", "/resume"), missing)
+    async with (
+        simulating("127.0.0.1:0", Options(token_delay_s=SLOW_S)) as engine,
+        tampered(engine, lambda _path, _body, answer: answer, routes, is_streaming=True) as url,
+        suite_of(url) as suite,
+    ):
         cell = await suite.result(test(suite))
 
     assert ("not served", "the engine returns 404: Not Found") == (cell.verdict, cell.why)
