@@ -92,6 +92,11 @@ class Exchange:
         self.follow_up_response: Any = None
         self.served_models: Collection[str] | None = None  # that the engine lists, if they had to be requested
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the engine has sent all of the response, of which the end of its body may be missing."""
+        return self.is_read or self.response.is_over
+
     def missing(self) -> tuple[str | None, FollowUpRequest | None]:
         """Return what the shell looks up after the last bytes, before it calls `finish`.
 

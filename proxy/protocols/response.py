@@ -288,12 +288,16 @@ class StreamResponse(ResponseStream):
 
     def cut(self) -> tuple[Json | None, ParsedResponse]:
         """Return the last text, which was withheld with the finish reason, and the response so far."""
-        response = self._accumulator.finish()
-        shown, differs = self._view.joined(response)
+        response = shown = differs = None
+        try:
+            response = self._accumulator.finish()
+            shown, differs = self._view.joined(response)
+        except MALFORMED:
+            self._problems.add("unparsed_event")
         problems = tuple(sorted(self._problems))
         answer = ParsedResponse(response, self.is_over, shown, problems=problems, differs=differs)
         held = next((held for held in self._held if isinstance(held, _Finish)), None)
-        if held is None:
+        if held is None or len(held.shown["choices"]) != 1:
             return None, answer
         (choice,) = held.shown["choices"]
         if not (choice.get("text") or any((choice.get("delta") or {}).values()) or choice.get("logprobs")):

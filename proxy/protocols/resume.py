@@ -39,7 +39,10 @@ _EXACT: Final = frozenset(
 )  # fmt: skip
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")  # they count the sampled tokens
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
+_NUMBERS: Final = (*_BOUNDS, "seed")
+_INT_OR_NONE: Final = (int, type(None))
 _BRACKETS: Final = frozenset("<>[]{}|")
+_MOST_STOPS: Final = 64
 _MOST_STOP: Final = 256  # characters: a longer one is not searched for
 _DEFAULT_MAX_TOKENS: Final = 16
 _MOST_SEED: Final = 2**63
@@ -54,6 +57,8 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
     asks_ids = options.token_ids or (options.logprobs and name == "completions") or plan.view.tokens is not None
     asks_meta = "return_meta_info" in body and "meta_info" not in plan.view.strip_rules.keys
     has_others = any(body[field] is not None for field in body.keys() - _EXACT)
+    # An engine may read "7" or 7.0 as a number; each stop string is searched for in the text.
+    is_odd = any(type(body.get(name)) not in _INT_OR_NONE for name in _NUMBERS) or len(stop_strings(body)) > _MOST_STOPS
     has_parsed = step is not None and _is_parsed(step)
     is_parsed = name == "chat" and (has_parsed or (offers_tools(body) and has_parser is not False))
     sampled = 0 if step is None else step.sampled - (0 if plan.before is None else plan.before.sampled)
@@ -62,8 +67,8 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
         "echo": is_on(body.get("echo")),
         "images": IMAGES in plan.extra,
         "grammar": has_grammar(body, ()),
-        "penalties": changes_distribution({**plan.sampling, **body}, _PENALTIES),
-        "field": asks_ids or asks_meta or has_others,
+        "penalties": changes_distribution({**body, **plan.sampling}, _PENALTIES),  # null is the default
+        "field": asks_ids or asks_meta or has_others or is_odd,
         "ids": plan.engine.prompt_ids_fields(name, []) is None or (step is not None and not _has_ids(step)),
         "finished": step is not None and any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
         "length": _left(plan, sampled) is None,

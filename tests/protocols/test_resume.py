@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support.forests import make_choice, make_step
 from tests.support.recorded import plan_of
 
+from proxy.protocols.engines.base import Traits
 from proxy.protocols.resume import (
     ends_in_stop,
     refusal,
@@ -68,12 +69,24 @@ def test_a_plain_call_can_be_resumed():
         ({"bad_words": ["x"]}, "field"),
         ({"a_new_field": 1}, "field"),
         ({"return_token_ids": True}, "field"),
+        ({"max_tokens": "9"}, "field"),
+        ({"max_completion_tokens": 9.0}, "field"),
+        ({"min_tokens": True}, "field"),
+        ({"seed": "7"}, "field"),
+        ({"stop": [f"stop {number}" for number in range(99)]}, "field"),
         ({"tools": [TOOL]}, "parser"),
         ({"max_tokens": 3}, "length"),
     ],
 )
 def test_what_an_engine_counts_parses_or_matches_in_sampled_tokens_is_not_resumed(fields, reason):
     assert reason == refusal(plan_of(CHAT, BODY | fields), STEP, has_parser=None)
+
+
+def test_a_penalty_of_the_model_counts_where_the_call_has_null():
+    traits = Traits("sglang", "0.5.23", sampling_defaults={"repetition_penalty": 1.05})
+    plan = plan_of(CHAT, BODY | {"repetition_penalty": None}, kind="sglang", traits=traits)
+
+    assert "penalties" == refusal(plan, STEP, has_parser=None)
 
 
 def test_tools_do_not_matter_on_an_engine_without_a_parser():

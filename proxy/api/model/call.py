@@ -150,7 +150,7 @@ class Call:
         """
         if self.task is None or self.step is not None or self.interrupted or self.cut is not None or self.is_waiting:
             return
-        if self.exchange is not None and self.exchange.is_read:
+        if self.exchange is not None and self.exchange.is_whole:
             return  # the engine has sent all of it
         if is_last or self.sent is None or self._keeps_sampled():
             self.interrupted = reason
@@ -159,7 +159,7 @@ class Call:
     def _keeps_sampled(self) -> bool:
         """Return whether an interruption now keeps what was sampled, as far as it is known."""
         plan, exchange = self.plan, self.exchange
-        if plan.abort is None and plan.framing != "live":
+        if (plan.abort is None and plan.framing != "live") or self.resumed >= self.context.settings.agents.max_resumes:
             return False
         traits = self.endpoint.known(self.rollout.rollout_id)
         is_undecided = exchange is not None and exchange.response.is_undecided

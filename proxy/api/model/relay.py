@@ -32,6 +32,7 @@ from proxy.errors import (
 )
 from proxy.protocols.engines.base import QUIRK_CODES, FollowUpRequest
 from proxy.protocols.exchange import Exchange, Outcome
+from proxy.protocols.parts import PartsDiffer
 from proxy.protocols.response import MALFORMED
 from proxy.protocols.whole_response import Withheld
 from proxy.telemetry.logs import LOG, is_sampled
@@ -41,9 +42,9 @@ from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER, HttpResponse
 
 T = TypeVar("T")
 
-
 _BYTES_PER_LINE = 128  # parsing this many takes as long as handling one line of a stream
 _REJECTED = (400, 404, 422)
+_INVALID = (400, 422)  # again, it would have the same status
 _WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 _END_BYTES = 2**16
@@ -276,15 +277,18 @@ async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
         raise asyncio.CancelledError
     call.is_waiting = True  # so that the next beat of the pause does not cancel what follows
     exchange = call.exchange
-    if exchange is not None and exchange.is_read:
-        if not exchange.response.is_aborted:
-            await _follow_up(call, exchange)
-        if not exchange.response.is_aborted:
-            return await _finished(call, exchange)
-    if not await _goes_on(call, client, why):
-        call.cut = why
-        raise asyncio.CancelledError
-    return None
+    try:
+        if exchange is not None and exchange.is_whole:
+            if not exchange.response.is_aborted:
+                await _follow_up(call, exchange)
+            if not exchange.response.is_aborted:
+                return await _finished(call, exchange)
+        if await _goes_on(call, client, why):
+            return None
+    except EngineError as fault:
+        return await _faulted(call, client, fault)
+    call.cut = why
+    raise asyncio.CancelledError
 
 
 async def _finished(call: Call, exchange: Exchange) -> Outcome:
@@ -339,9 +343,8 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
             if response.status >= 300:
                 check_status(call.endpoint, response.status, is_last=not call.left)
                 if plan.view.before is not None:  # the client reads a response with status 200 already
-                    raise EngineDisconnected(
-                        f"Engine {call.endpoint.label} returned status {response.status} for the rest"
-                    )
+                    error = PartsDiffer if response.status in _INVALID else EngineDisconnected
+                    raise error(f"Engine {call.endpoint.label} returned status {response.status} for the rest")
             if plan.prompt is not None and response.status in _REJECTED:
                 return None
             if call.are_ids_refused and response.status < 400:
@@ -480,7 +483,7 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: Ht
             if not is_withheld:
                 lines = read.count(b"\n") + read.count(b"\r")  # each takes as long as a longer text
                 size = response.pending + len(read) + _BYTES_PER_LINE * lines
-            shown = response.feed(read) if size <= PLAIN_BYTES else await in_thread(response.feed, read)
+            shown = response.feed(read) if size <= PLAIN_BYTES else await _fed(call, client, response.feed, read)
             if (shown or client.is_stream) and not call.is_aborted:
                 await _forward(call, client, shown)
             if response.is_over:
@@ -492,6 +495,19 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: Ht
         if not response.is_over:
             raise
     exchange.is_read = True
+
+
+async def _fed(call: Call, client: ClientStream, feed: Callable[[bytes], bytes], read: bytes) -> bytes:
+    """Feed a long read in a thread. The client of a call that is interrupted meanwhile receives it: the rest lacks it."""
+    shown: list[bytes] = []
+    try:
+        await in_thread(lambda: shown.append(feed(read)))
+    except asyncio.CancelledError:
+        if call.interrupted and any(shown):
+            with suppress(ClientConnectionResetError):  # the server cancels the call itself
+                await client.forward(shown[0], 0)
+        raise
+    return shown[0]
 
 
 async def _forward(call: Call, client: ClientStream, shown: bytes) -> None:

@@ -76,7 +76,8 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
     if exchange is None and not call.resumed and isinstance(fault, EngineUnreachable):
         return False  # it was never sent: the client gets the error at once
     if exchange is None and call.resumed:  # it was to go on at this endpoint
-        return await _planned(call, fault) or _refused(call, "endpoint", None)
+        is_refused = isinstance(fault, PartsDiffer)
+        return (not is_refused and await _planned(call, fault)) or _refused(call, "endpoint", None)
     call.losses += isinstance(fault, EngineDisconnected)
     cut = _Cut(why)
     if exchange is not None:
@@ -90,15 +91,20 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         return _refused(call, cut.reason or "ids", step)
     _count(call, cut)
     call.is_stream_begun = call.is_stream_begun or call.plan.framing == "live"
+    was_told, view = call.is_told, call.plan.view
+    events: list[Json] = []
     if cut.is_kept and step is not None:
-        call.before, call.shown = await _kept(call, client, cut, step), None
+        (call.before, events), call.shown = _kept(call, cut, step), None
     else:
         call.before, call.shown, call.is_told = None, step if client.body_started else None, False
     call.are_ids_refused = False
     context.memory_limit.release(call)
     call.go_on_until = context.clock.monotonic() + context.settings.agents.resume_timeout_s
     if not await _planned(call, fault):  # until then the part that was cut is the step of a client that leaves
+        call.is_told = was_told
         return _refused(call, "timeout", step)
+    for event in events:  # not earlier: they are in the end of a response that does not go on
+        await client.write(view.written(event))
     call.exchange = None
     return True
 
@@ -118,21 +124,20 @@ def _count(call: Call, cut: _Cut) -> None:
     LOG.info("Call %s: %s", result, cut.why, extra={"fields": fields})
 
 
-async def _kept(call: Call, client: Client, cut: _Cut, step: Step) -> Step:
-    """Return what is kept of a call, once its client has received what the engine withheld of it."""
-    event = cut.event
+def _kept(call: Call, cut: _Cut, step: Step) -> tuple[Step, list[Json]]:
+    """Return what is kept of a call once its client has received these events, which have what the engine withheld of it."""
+    event, events = cut.event, []
     if cut.is_told and not call.is_told and event is not None:
         step, event = without_event(step, event), None  # it may have the half of a character or of a stop string
     call.is_told = cut.is_told
-    view = call.plan.view
-    if call.plan.framing == "live" and event is not None:
-        await client.write(view.written(event))
+    view, is_live = call.plan.view, call.plan.framing == "live"
+    if is_live and event is not None:
+        events.append(event)
     if cut.withheld and step.response is not None:
-        if call.plan.framing == "live":
-            event = text_event(view.engine.shape, view.dialect.name, dict(step.response), cut.withheld)
-            await client.write(view.written(event))
+        if is_live:
+            events.append(text_event(view.engine.shape, view.dialect.name, dict(step.response), cut.withheld))
         step = with_text(step, shown_text(step) + cut.withheld)
-    return noted(step, call.resumed, call.failed)
+    return noted(step, call.resumed, call.failed), events
 
 
 def _refused(call: Call, reason: Refusal, step: Step | None) -> bool:
@@ -148,12 +153,12 @@ def _shows_nothing(client: Client, step: Step | None) -> bool:
     """Return whether the client has received no more than the head of a stream."""
     if not client.body_started:
         return True
-    if step is not None and step.dialect in GENERATES:
-        return False
-    answers = [] if step is None or step.response is None else step.response.get("choices") or []
+    response = None if step is None else step.response
+    if step is None or step.dialect in GENERATES or response is None or "choices" not in response:
+        return False  # what it has received is not known
     return not any(
         answer.get("text") or _has_content(answer.get("message")) or any((answer.get("logprobs") or {}).values())
-        for answer in answers
+        for answer in response["choices"] or ()
     )
 
 
@@ -176,7 +181,8 @@ async def _judge(call: Call, cut: _Cut, fault: EngineError | None) -> None:
         traits = call.endpoint.known(call.rollout.rollout_id)
         cut.reason = refusal(call.plan, step, has_parser=traits.has_parser)
         if cut.reason is None and not call.is_told:
-            cut.reason, cut.withheld = await _text_reason(call, step, is_lost=fault is not None)
+            is_lost = fault is not None or not (call.exchange and call.exchange.is_whole)  # TokenTape closes it, too
+            cut.reason, cut.withheld = await _text_reason(call, step, is_lost=is_lost)
         tells = cut.reason in {"character", "stop"} or (cut.reason == "parser" and can_parse(call))
         body, has_shown = call.plan.body, call.plan.framing == "live" or call.is_stream_begun
         if (call.plan.response_options.logprobs and has_shown) or (body.get("min_tokens") and stop_strings(body)):
@@ -229,5 +235,7 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
                     return True
             except (Paused, NotFound, UnprocessableRequest):
                 return False
+            except EngineError:
+                continue
     finally:
         context.metrics.resume_wait_seconds.observe(clock.monotonic() - began)

@@ -1,9 +1,12 @@
 """Calls that their engine ends early go on: the client reads one response, and the step has all that was sampled."""
 
 import asyncio
+import threading
 from itertools import count, pairwise
 
-from aiohttp import web
+import orjson
+import pytest
+from aiohttp import ClientPayloadError, web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.cut_calls import (
@@ -22,6 +25,8 @@ from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine, tokens_
 from tests.support.stored import stored_steps
 
 from proxy.api.memory_limit import InFlightBytes
+from proxy.api.model import relay
+from proxy.protocols.response import StreamResponse
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -114,6 +119,210 @@ async def test_a_stream_without_token_ids_does_not_start_again_once_it_was_shown
     assert 1 == len(engine.requests)
 
 
+async def streamed(request, *choices, **first) -> web.StreamResponse:
+    """Send events with these choices, the first one with more fields."""
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await stream.prepare(request)
+    for choice in choices:
+        event = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, **choice}], **first}
+        await stream.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        first = {}
+    await stream.write(b"data: [DONE]\n\n")
+    return stream
+
+
+HELLO = {"delta": {"role": "assistant", "content": "Hello"}, "finish_reason": None}
+ABORTED = {"delta": {}, "finish_reason": "abort"}
+
+
+async def test_a_stream_with_an_unreadable_event_does_not_start_again_once_it_was_shown(store, http):
+    """What it had is recorded apart, as unparsed; the client would receive it twice."""
+    engine = ScriptedEngine()
+
+    async def handle(request):
+        if not request.path.endswith("/completions"):
+            return await engine.handle(request)
+        engine.requests.append(await request.json())
+        return await streamed(request, HELLO, {"delta": "?", "finish_reason": None}, ABORTED)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store, max_resumes=2) as served:
+        _, raw = await answer_of(http, served, body)
+
+    assert 1 == len(engine.requests) == raw.count(b"Hello")
+
+
+async def test_a_rest_with_a_prompt_that_is_no_list_ends_as_its_engine_ended_it(store, http):
+    """The step has no error of TokenTape."""
+    engine = ScriptedEngine()
+    engine.ends = [(5, "abort")]
+
+    async def handle(request):
+        if request.path.endswith("/completions") and engine.requests:
+            return await streamed(request, HELLO, ABORTED, prompt_token_ids=5)
+        return await engine.handle(request)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store) as served:
+        _, raw = await answer_of(http, served, body)
+        (step,) = await stored_steps(store, "r1")
+
+    assert raw.endswith(b"data: [DONE]\n\n")
+    assert "internal error" not in (step.reason or "")
+    assert "unparsed_event" in step.problems
+
+
+async def test_a_rest_that_an_engine_rejects_is_not_sent_again(store, http):
+    """Its status would be the same until the call has waited for as long as it may."""
+    engine = ScriptedEngine()
+    engine.ends = [(5, "abort")]
+
+    async def handle(request):
+        if request.path.endswith("/completions") and engine.requests:
+            engine.requests.append({})
+            return web.json_response({"error": {"message": "too long"}}, status=400)
+        return await engine.handle(request)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store) as served:
+        with pytest.raises(ClientPayloadError):
+            await answer_of(http, served, body)
+        (step,) = await stored_steps(store, "r1")
+
+    assert 2 == len(engine.requests)
+    assert ("partial", [*REPLY[:5].encode()]) == (step.status, [*step.choices[0].ids])
+
+
+@pytest.mark.parametrize(("at", "stops"), [(5, ["never seen"]), (12, ["brown fox."])])
+async def test_a_stream_that_waits_too_long_ends_as_its_engine_ended_it(store, http, at, stops):
+    """Each text is shown once, and the step is recorded."""
+    engine = ScriptedEngine()
+    engine.ends = [(at, "abort")]
+    body = {"model": "m", "messages": MESSAGES, "stream": True, "stop": stops}
+    paused = asyncio.Event()
+
+    async def handle(request):
+        if request.path.endswith("/completions"):
+            async with http.post(f"{served.url}/policy/pause?drain_s=0", json={}) as response:
+                assert 200 == response.status
+            paused.set()
+        return await engine.handle(request)
+
+    async with listening(handle) as url, resuming(url, store, resume_timeout_s=0.1) as served:
+        _, raw = await answer_of(http, served, body)
+        (step,) = await stored_steps(store, "r1")
+
+    assert paused.is_set()
+    assert (REPLY[:at], ["abort"]) == read(raw, is_stream=True)[:2]
+    assert (REPLY[:at], ("aborted",)) == (content_of(step), step.problems)
+
+
+@pytest.mark.parametrize("at", [20, 38], ids=["before", "within"])
+async def test_an_interrupted_stream_goes_on_although_text_was_withheld_for_a_stop_string(store, http, at):
+    """Before the stop string and within it: an engine that is disconnected does not send that text."""
+    engine = ScriptedEngine()
+    engine.ends = [(at, "held")]
+    body = {"model": "m", "messages": MESSAGES, "stream": True, "stop": ["lazy dog"]}
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await engine.held.wait()
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            assert 200 == response.status
+        async with http.post(f"{served.url}/policy/resume") as response:
+            assert 200 == response.status
+        _, raw = await answering
+        engine.released.set()
+
+    assert (REPLY[:35], ["stop"]) == read(raw, is_stream=True)[:2]
+
+
+async def test_the_step_of_a_stream_that_waits_too_long_after_an_interruption_is_recorded(store, http):
+    """It was interrupted within a stop string, so that its rest would have been told."""
+    engine = ScriptedEngine()
+    engine.ends = [(12, "held")]
+    body = {"model": "m", "messages": MESSAGES, "stream": True, "stop": ["brown fox."]}
+    async with listening(engine.handle) as url, resuming(url, store, resume_timeout_s=0.1) as served:
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await engine.held.wait()
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            assert 200 == response.status
+        with pytest.raises(ClientPayloadError):
+            await answering
+        engine.released.set()
+        (step,) = await stored_steps(store, "r1")
+
+    assert ("partial", [*REPLY[:12].encode()]) == (step.status, [*step.choices[0].ids])
+
+
+@pytest.mark.parametrize("ends", [[], [(20, "held")]], ids=["whole", "held"])
+async def test_what_is_parsed_while_a_call_is_interrupted_is_shown(store, http, monkeypatch, ends):
+    """Long reads are parsed in a thread."""
+    engine, feeding, interrupted = ScriptedEngine(), asyncio.Event(), threading.Event()
+    engine.ends = ends
+    interrupt, feed, loop = InFlightBytes.interrupt_sampled, StreamResponse.feed, asyncio.get_running_loop()
+
+    def interrupt_sampled(*args, **options):
+        counts = interrupt(*args, **options)
+        interrupted.set()
+        return counts
+
+    def feed_later(self, read):
+        if self._accumulator.choices or b"[DONE]" in read:
+            loop.call_soon_threadsafe(feeding.set)
+            interrupted.wait(20)
+        return feed(self, read)
+
+    monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
+    monkeypatch.setattr(StreamResponse, "feed", feed_later)
+    monkeypatch.setattr(relay, "PLAIN_BYTES", 0)
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True}
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await feeding.wait()
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            paused = await response.json()
+        async with http.post(f"{served.url}/policy/resume") as response:
+            assert 200 == response.status
+        _, raw = await answering
+        engine.released.set()
+
+    assert (True, 0) == (paused["drained"], paused["in_flight"])
+    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+
+
+async def test_a_pause_does_not_cut_a_stream_that_has_ended(store, http, monkeypatch):
+    """Its terminal event has arrived, and the end of its body has not."""
+    engine, interrupted, ended = ScriptedEngine(), asyncio.Event(), asyncio.Event()
+    interrupt = InFlightBytes.interrupt_sampled
+
+    def interrupt_sampled(*args, **options):
+        counts = interrupt(*args, **options)
+        interrupted.set()
+        return counts
+
+    async def handle(request):
+        response = await engine.handle(request)
+        if request.path.endswith("/completions"):
+            ended.set()
+            await interrupted.wait()
+        return response
+
+    monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
+    monkeypatch.setattr(relay, "_END_TIMEOUT_S", 30)
+    async with listening(handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True}
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await ended.wait()
+        async with http.get(f"{served.url}/health") as response:  # the last event was read
+            assert 200 == response.status
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            paused = await response.json()
+        _, raw = await answering
+
+    assert (True, 0) == (paused["drained"], paused["in_flight"])
+    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+
+
 async def test_a_lost_endpoint_is_tried_less_and_less_often(store, http):
     """Until it is back: after as long as the call has waited, and every two seconds at last."""
     engine, lost = ScriptedEngine(), []
@@ -192,7 +401,8 @@ async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, 
     assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
 
 
-async def test_a_pause_lets_a_stream_end_that_cannot_be_resumed(store, http, monkeypatch):
+@pytest.mark.parametrize(("fields", "agents"), [({"frequency_penalty": 0.5}, {}), ({}, {"max_resumes": 0})])
+async def test_a_pause_lets_a_stream_end_that_cannot_be_resumed(store, http, monkeypatch, fields, agents):
     """As long as it drains: an interruption would end the stream with what the client has received."""
     engine, interrupted, beats = ScriptedEngine(), asyncio.Event(), count()
     engine.ends = [(5, "held")]
@@ -205,8 +415,8 @@ async def test_a_pause_lets_a_stream_end_that_cannot_be_resumed(store, http, mon
         return interrupt(*args, **options)
 
     monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
-    async with listening(engine.handle) as url, resuming(url, store) as served:
-        body = {"model": "m", "messages": MESSAGES, "stream": True, "frequency_penalty": 0.5}
+    async with listening(engine.handle) as url, resuming(url, store, **agents) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True, **fields}
         answering = asyncio.create_task(answer_of(http, served, body))
         await engine.held.wait()
         async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
