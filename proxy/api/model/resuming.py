@@ -76,7 +76,7 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
     if exchange is None and not call.resumed and isinstance(fault, EngineUnreachable):
         return False  # it was never sent: the client gets the error at once
     if exchange is None and call.resumed:  # it was to go on at this endpoint
-        is_refused = isinstance(fault, PartsDiffer)
+        is_refused = isinstance(fault, PartsDiffer) or _is_lost_too_often(call, fault)
         return (not is_refused and await _planned(call, fault)) or _refused(call, "endpoint", None)
     call.losses += isinstance(fault, EngineDisconnected)
     cut = _Cut(why)
@@ -107,6 +107,17 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         await client.write(view.written(event))
     call.exchange = None
     return True
+
+
+def _is_lost_too_often(call: Call, fault: EngineError | None) -> bool:
+    """Return whether a call ends whose rest was lost. While an engine samples the rest, the call does not wait."""
+    timeout_s = call.context.settings.agents.resume_timeout_s
+    if isinstance(fault, EngineUnreachable) or call.sent is None or call.sent < call.go_on_until - timeout_s:
+        return False  # it was not sent again
+    sampled_s = call.context.clock.monotonic() - call.sent
+    call.go_on_until += sampled_s
+    call.losses += fault is not None and sampled_s > timeout_s
+    return call.losses > call.context.settings.engines.max_attempts
 
 
 def _count(call: Call, cut: _Cut) -> None:

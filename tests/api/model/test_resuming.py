@@ -152,6 +152,27 @@ async def test_a_stream_with_an_unreadable_event_does_not_start_again_once_it_wa
     assert 1 == len(engine.requests) == raw.count(b"Hello")
 
 
+async def test_a_rest_may_be_sampled_for_longer_than_a_call_may_wait(store, http):
+    """If it is then lost, or interrupted, the call goes on with what it had before."""
+    engine, lost = ScriptedEngine(), []
+    engine.ends = [(5, "abort")]
+
+    async def handle(request):
+        if request.path.endswith("/completions") and engine.requests and not lost:
+            lost.append(request)
+            await asyncio.sleep(2.5)
+            request.transport.close()
+            return web.Response()
+        return await engine.handle(request)
+
+    async with listening(handle) as url, resuming(url, store, resume_timeout_s=2) as served:
+        _, raw = await answer_of(http, served, {"model": "m", "messages": MESSAGES})
+        (step,) = await stored_steps(store, "r1")
+
+    assert (REPLY, ["stop"]) == read(raw, is_stream=False)[:2]
+    assert (1, (), tokens_of(REPLY)) == (len(lost), step.problems, [*step.choices[0].ids])
+
+
 async def test_a_rest_with_a_prompt_that_is_no_list_ends_as_its_engine_ended_it(store, http):
     """The step has no error of TokenTape."""
     engine = ScriptedEngine()
