@@ -46,6 +46,7 @@ _MOST_STOPS: Final = 64
 _MOST_STOP: Final = 256  # characters: a longer one is not searched for
 _DEFAULT_MAX_TOKENS: Final = 16
 _MOST_SEED: Final = 2**63
+_NO_SEED: Final = -1  # vLLM 0.32.0
 
 
 def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusal | None:
@@ -224,7 +225,7 @@ def resumed_plan(
     fields = plan.engine.prompt_ids_fields(plan.dialect.name, orjson.Fragment(b"[%b]" % prompt.text)) or {}
     fields |= _left(plan, len(ids)) or {}
     if type(seed := plan.body.get("seed")) is int:
-        fields["seed"] = (seed + len(ids)) % _MOST_SEED if seed >= 0 else seed
+        fields["seed"] = seed if seed == _NO_SEED else (seed + len(ids)) % _MOST_SEED
     view = Before(before.response or {}, len(before.prompts[0]), len(ids), prompt.ids, is_withheld, is_stream)
     return replace(
         plan,

@@ -125,6 +125,12 @@ def test_the_rest_has_the_limits_that_are_left():
     assert array("i", [1, 2, 3, 4, 5]) == text.prompt.ids
 
 
+@pytest.mark.parametrize(("seed", "moved"), [(7, 10), (-5, 2**63 - 2), (-1, -1), (2**63 - 1, 2)])
+def test_the_rest_has_another_seed(seed, moved):
+    """With the same one, an engine draws the same random numbers again; -1 is none."""
+    assert moved == resumed_plan(plan_of(CHAT, BODY | {"seed": seed}), STEP, None).body["seed"]
+
+
 @given(text=st.text("ab", max_size=8), stop=st.text("ab", max_size=4))
 def test_a_text_ends_in_the_beginning_of_a_stop_string(text, stop):
     assert any(text.endswith(stop[:count]) for count in range(1, len(stop))) == ends_in_stop(
