@@ -237,7 +237,9 @@ class Exchange:
     def _problems(
         self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
     ) -> tuple[str, ...]:
-        plan = self._plan
+        plan, most = self._plan, _bound(self._plan.sampling)
+        if most is not None and plan.before is not None:
+            most -= plan.before.sampled
         evidence = fidelity.Evidence(
             prompts=packed.prompts,
             choices=packed.choices,
@@ -246,7 +248,7 @@ class Exchange:
             ended=ended,
             status=status,
             wants_logprobs=plan.wants_logprobs,
-            max_tokens=_bound(plan.sampling),
+            max_tokens=most,
             counts_tokens=plan.engine.always_sends_usage,
             special=special,
         )

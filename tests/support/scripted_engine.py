@@ -49,6 +49,7 @@ class ScriptedEngine:
     def __init__(self, reply: str = REPLY, *, parses: bool = False, has_ids: bool = True) -> None:
         self.reply = reply
         self.has_ids = has_ids
+        self.overshoots = 0  # tokens that it samples beyond a limit
         self.parses = parses
         self.ends: list[tuple[int, str] | None] = []
         self.requests: list[dict[str, Any]] = []
@@ -103,7 +104,7 @@ class ScriptedEngine:
 
     def _sampled(self, prompt: list[int], body: dict[str, Any]) -> Sampled:
         rest = tokens_of(self.reply)[len(prompt) - len(PROMPT) :]
-        limit = body.get("max_tokens") or len(rest)
+        limit = (body.get("max_tokens") or len(rest)) + self.overshoots
         end = self.ends.pop(0) if self.ends else None
         sampled = Sampled(rest[:limit], [], "stop" if limit >= len(rest) else "length")
         stops = body.get("stop") or []

@@ -344,6 +344,16 @@ async def test_a_pause_does_not_cut_a_stream_that_has_ended(store, http, monkeyp
     assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
 
 
+async def test_an_engine_that_samples_more_than_the_limit_of_the_whole_is_noticed(store, http):
+    engine = ScriptedEngine()
+    engine.ends, engine.overshoots = [(5, "abort")], 2
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        await answer_of(http, served, {"model": "m", "messages": MESSAGES, "max_tokens": 20})
+        (step,) = await stored_steps(store, "r1")
+
+    assert (22, ("too_many_tokens",)) == (step.sampled, step.problems)
+
+
 async def test_a_lost_endpoint_is_tried_less_and_less_often(store, http):
     """Until it is back: after as long as the call has waited, and every two seconds at last."""
     engine, lost = ScriptedEngine(), []
