@@ -24,9 +24,9 @@ async def admin(http, engine, path, body):
 async def during(sglang, tmp_path):
     """A function that makes a call, does something while the engine samples it, and returns the step and its row."""
 
-    async def made(call, act, *, stream=False):
+    async def made(call, act, *, stream=False, **settings):
         path, body = call
-        async with through_proxy(sglang.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+        async with through_proxy(sglang.url, tmp_path, **settings) as proxy, aiohttp.ClientSession() as http:
             before = await sglang.metric("sampled")
             url = f"{proxy.url}/rollouts/r1{path}"
             calling = asyncio.ensure_future(http.post(url, json=body | {"stream": stream}))
@@ -84,13 +84,13 @@ async def test_a_paused_call_is_exact(sglang, during, mode, stream):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", ["/abort_request", "/pause_generation"])
 async def test_an_aborted_call_has_what_was_sampled(sglang, during, path, stream):
-    """With its finish reason `abort`; it is flagged and not exported."""
+    """With its finish reason `abort`; it is flagged and not exported, unless it is resumed."""
 
     async def abort(http):
         await admin(http, sglang, path, {"abort_all": True} if path == "/abort_request" else {"mode": "abort"})
         await admin(http, sglang, "/continue_generation", {})
 
-    step, row = await during(CHAT_CALL, abort, stream=stream)
+    step, row = await during(CHAT_CALL, abort, stream=stream, agents={"max_resumes": 0})
     (choice,) = step["choices"]
 
     assert "abort" == choice["finish_reason"]
