@@ -7,7 +7,9 @@ from tests.support.session import names_in
 
 from storage.redis import scripts
 
-BACKGROUND = {"HEARTBEAT", "TIMERS_CLAIM", "TIMERS_MOVE", "TIMERS_TURN"}
+BACKGROUND = {
+    "HEARTBEAT", "INDEX_MISSING", "INDEX_REPAIR", "LEAD", "TIMERS_CLAIM", "TIMERS_MOVE", "TIMERS_TURN",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -17,6 +19,7 @@ def writes(store, monkeypatch):
     execute = servers.execute
     known = {name: script for name, script in vars(scripts).items() if isinstance(script, scripts.Script)}
     names = {part: name for name, script in known.items() for part in (script.sha, script._text)}
+    names |= {own.sha: names[script.sha] for script, own in store._store._scripts.items()}
 
     async def noted(key, commands, **options):
         named = [names.get(command[1], command[0]) for command in commands]
