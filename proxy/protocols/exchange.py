@@ -554,9 +554,8 @@ def joined(before: Step, part: Step) -> Step:
     has_failed = part.status == "error"
     status = "partial" if has_failed else part.status
     cut = {"stream_cut"} if status == "partial" else set()
-    own = (
-        {*part.problems} if part.sampled or status == "complete" else set()
-    )  # else it lacks all ids, and is no evidence
+    # A part that ended before its first token lacks all ids, and is no evidence.
+    own = {*part.problems} if part.sampled or status == "complete" else set()
     codes = {*before.problems} - CUT | own | cut
     versions = [span.policy_version for choice in choices for span in choice.spans] or [before.policy_version]
     last = part.policy_version_end or part.policy_version
@@ -574,7 +573,7 @@ def joined(before: Step, part: Step) -> Step:
         reason="the engine returned an error for the rest of the call" if has_failed else part.reason,
         policy_version=versions[0],
         policy_version_end=last if last != versions[0] else None,
-        problems=tuple(sorted(codes)),
+        problems=tuple([code for code in fidelity.PROBLEMS if code in codes]),
         extra={**part.extra, **before.extra},
     )
 

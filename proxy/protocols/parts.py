@@ -91,9 +91,8 @@ class Before:
         (last,) = response["choices"]
         if self.is_withheld:
             kept = {name: self._choice[name] for name in ("message", "text") if name in self._choice}
-            logprobs = (
-                {} if self.is_stream else _joined_logprobs(self._choice, last)
-            )  # a stream has shown the first ones
+            # A stream has shown the first ones.
+            logprobs = {} if self.is_stream else _joined_logprobs(self._choice, last)
             if self.told is not None:
                 logprobs = {name: _cut(lists, self.told.count) for name, lists in logprobs.items()}
             choice = {**last, **logprobs, **(kept if self.told is None else self.told.fields)}
