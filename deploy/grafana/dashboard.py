@@ -101,10 +101,13 @@ TRAFFIC = Row("Traffic", [
     quantiles("Time to first byte", "time_to_first_byte_seconds"),
     graph("Replays and health probes",
           "Stored responses for repeated Idempotency-Keys, and health probes, which are not recorded.",
-          "reqps", (rate("idempotent_replays"), "replays"), (rate("health_probes"), "health probes"), width=12),
+          "reqps", (rate("idempotent_replays"), "replays"), (rate("health_probes"), "health probes")),
+    graph("Calls of playbacks",
+          "Answered from the tape, again with the same response, live at an engine, refused, or with their source gone.",
+          "reqps", (f"{rate('playback_calls', 'result')} > 0", "{{result}}"), stacked=True),
     graph("Disconnected clients",
           "Clients that disconnected before the end, or were disconnected because they did not read. Their steps are stored.",
-          "reqps", (rate("undelivered_steps"), "disconnected"), (rate("stalled_clients"), "stalled"), width=12),
+          "reqps", (rate("undelivered_steps"), "disconnected"), (rate("stalled_clients"), "stalled")),
 ])  # fmt: skip
 
 OVERHEAD = Row("Overhead", [

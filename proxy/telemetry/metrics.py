@@ -182,6 +182,11 @@ class Metrics:
     idempotent_replays: Counter = _metric(
         "Calls answered with the stored response of an earlier call with the same Idempotency-Key.", "dialect"
     )
+    playback_calls: Counter = _metric(
+        "Calls of playbacks (docs/playback.md): answered from the tape, again with the same response, or live at an engine; "
+        "refused: the tape does not have the call; gone: the source was deleted.",
+        "result", initial=("answered", "again", "live", "refused", "gone"),
+    )
     health_probes: Counter = _metric(
         "Health probes forwarded to an engine without recording (agents.probes).", "dialect"
     )
