@@ -90,6 +90,30 @@ class _Result(TypedDict):
     reward: Number | None
 
 
+class Playback(Struct, frozen=True):
+    """What answers the calls of a playback: the first `end` steps of the rollout `of`, which are its tape.
+
+    `answerable` of them can be answered again. Calls are sampled from the branch step on: the step `before`, or the first one
+    that continues the step `through`.
+    """
+
+    of: str
+    incarnation: str  # of that rollout
+    end: Count
+    answerable: Count
+    on_mismatch: Literal["branch", "refuse", "sample"]
+    before: str | None = None
+    through: str | None = None
+    ignore: tuple[str, ...] = ()  # patterns of texts that count as equal, see `tape`
+
+
+class Mismatch(Struct, frozen=True):
+    """The refused calls of a playback: how many, and how the first one differs from its tape."""
+
+    count: Count
+    first: Mapping[str, Any]
+
+
 _NO_LIMITS: Final = Limits()
 
 
@@ -131,6 +155,9 @@ class Rollout(Struct, frozen=True):
     began_ms: Milliseconds | None = None  # when its first call was received
     policy: str | None = None  # of its first step
     drift: CountedDrift | None = None  # None until it is counted
+    playback: Playback | None = None
+    has_branched: bool = False  # a playback has reached its branch step
+    mismatch: Mismatch | None = None
     thread_advantages: Mapping[str, float] = {}  # estimated for an export, and not stored
     counts: Mapping[str, int] = {}
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps

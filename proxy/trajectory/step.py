@@ -7,7 +7,7 @@ and engines is unchanged from parsing.
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from proxy.trajectory.shared_ids import SharedIds
 
@@ -16,6 +16,7 @@ Dialect = Literal["chat", "completions", "generate", "sglang_generate", "message
 DEFAULT_POLICY: Final = "default"
 EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position for which experts were requested
 RESUMED: Final = "resumed"  # in `extra`: how many times the call was resumed
+INHERITED: Final = "inherited"  # in `extra`: the step that was sampled, of one that a playback answered from its tape
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
@@ -96,6 +97,13 @@ class EngineFacts:
     url: str
 
 
+class Sampled(NamedTuple):
+    """The step that was sampled, of one that a playback answered from its tape."""
+
+    rollout_id: str
+    step_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One recorded call."""
@@ -167,6 +175,15 @@ class Step:
         """How many times the call was interrupted and resumed from what was sampled until then."""
         count = self.extra.get(RESUMED, 0)
         return count if type(count) is int and count > 0 else 0
+
+    @property
+    def inherited(self) -> Sampled | None:
+        """The step that was sampled, if this one was answered from it; None for a live step."""
+        of = self.extra.get(INHERITED)
+        if not isinstance(of, Mapping):
+            return None
+        rollout_id, step_id = of.get("rollout_id"), of.get("step_id")
+        return Sampled(rollout_id, step_id) if isinstance(rollout_id, str) and isinstance(step_id, str) else None
 
     def logprobs_over(self, choice: Choice) -> Literal["mask", "truncated"] | None:
         """Return what the logprobs of truncated sampling (top-k, top-p, min-p) are over, if it changes them; None: all tokens.

@@ -15,7 +15,7 @@ from proxy.export.containers import CONTAINERS
 from proxy.rollouts.group import STATUSES as GROUP_STATUSES
 from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import STATUSES, Rollout, checked_id
-from proxy.trajectory.thread_rules import Wanted
+from proxy.trajectory.thread_rules import PRESETS, Wanted
 from storage.types import MAX_LEASE_MS
 
 
@@ -24,6 +24,16 @@ def _id(name: str) -> str:
         return checked_id(name, what="id")
     except BadRequest as error:
         raise ValueError(error.message) from None
+
+
+def _described(text: str, default: Any = None) -> Any:
+    return Field(default, description=text)
+
+
+def _pattern(text: str) -> str:
+    if "\n" in text or not text.strip("*"):
+        raise ValueError("a text to ignore is within one line, and has more than *")
+    return text
 
 
 Id = Annotated[str, AfterValidator(_id)]
@@ -36,6 +46,7 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 Index: TypeAlias = Annotated[int, Field(ge=0)]
 PageSize: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Pattern: TypeAlias = Annotated[str, Field(max_length=500), AfterValidator(_pattern)]
 Labels: TypeAlias = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=2048)]], Field(min_length=1, max_length=1000)
 ]
@@ -75,6 +86,33 @@ class ReplyTokens(RequestModel):
     ids: Literal["choices"] | None = None
 
 
+class PlaybackTerms(RequestModel):
+    """The tape that answers the calls of a rollout: the steps of the rollout `of`, those `before` a step or `through` one.
+
+    `on_mismatch`: what other calls get: `branch` (refused before the branch step, sampled from it on), `refuse` or `sample`.
+    `ignore`: texts that count as equal, with `*` for any characters within a line; `presets` have those of known agents.
+    """
+
+    of: Id
+    before: Name | None = None
+    through: Name | None = None
+    on_mismatch: Literal["branch", "refuse", "sample"] | None = _described(
+        "by default branch with before or through, else refuse"
+    )
+    ignore: Annotated[list[Pattern], Field(max_length=100)] = []
+    presets: list[str] = []
+
+    @model_validator(mode="after")
+    def _branches_at_one_step(self) -> Self:
+        if self.before is not None and self.through is not None:
+            raise ValueError("set before or through, not both")
+        if self.on_mismatch == "branch" and self.before is None and self.through is None:
+            raise ValueError("on_mismatch branch needs before or through: the step at which it branches")
+        if unknown := [name for name in self.presets if name not in PRESETS]:
+            raise ValueError(f"preset {unknown[0]!r} is unknown; the presets are {', '.join(PRESETS)}")
+        return self
+
+
 class _Deadlines(RequestModel):
     """When a rollout is finished as `aborted`: at this age, without a call for `idle_s`, or without a first for `start_s`."""
 
@@ -84,7 +122,7 @@ class _Deadlines(RequestModel):
 
 
 class Terms(_Deadlines):
-    """The terms of a rollout."""
+    """The terms of a rollout. Those of a playback are by default its source's, but for limits, deadlines and metadata."""
 
     metadata: dict[str, Any] = {}
     model: str | None = None
@@ -93,6 +131,7 @@ class Terms(_Deadlines):
     limits: RolloutLimits | None = None
     reply: ReplyTokens | None = None
     continuation: ContinuationMode | None = None
+    playback: PlaybackTerms | None = None
 
 
 class OpenRollout(Terms):
@@ -144,10 +183,6 @@ class RequeueGroup(RequestModel):
 
     policy: str | None = None
     max_staleness: Index | None = None
-
-
-def _described(text: str, default: Any = None) -> Any:
-    return Field(default, description=text)
 
 
 def _one_of(names: Iterable[str], default: str | None = None) -> Any:
