@@ -95,6 +95,7 @@ def summary(step: Mapping[str, Any]) -> dict[str, Any]:
         "status": step["status"],
         "delivered": step["delivered"],
         "late": step.get("late", False),
+        **({"inherited": step["inherited"]} if "inherited" in step else {}),
         **({"policy": step["policy"]} if "policy" in step else {}),
         "policy_version": step["policy_version"],
         "exact": step["fidelity"]["exact"],
@@ -113,6 +114,17 @@ def latency(row: Mapping[str, Any]) -> str:
     """Format the duration of a step."""
     seconds = row["latency_s"]
     return "" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def outcome(row: Mapping[str, Any]) -> str:
+    """Format whether the response of a step summary was delivered, was late, and was inherited from another rollout."""
+    inherited = row.get("inherited")
+    parts = (
+        "" if row["delivered"] else "not delivered",
+        "late" if row.get("late") else "",
+        f"inherited from {visible(inherited['rollout_id'])}" if inherited else "",
+    )
+    return "".join(f"  {part}" for part in parts if part)
 
 
 def policy(row: Mapping[str, Any]) -> str:
@@ -135,11 +147,10 @@ def headline(step: Mapping[str, Any]) -> Text:
     row = summary(step)
     reward = f"reward {step['reward']}" if step["reward"] is not None else ""
     parts = (row["step_id"], row["dialect"], row["model"] or "", counts(row), latency(row), policy(row), reward)
-    undelivered = ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else "")
     facts = "  ".join(visible(part) for part in parts if part)
     is_flagged = row["status"] != "error" and not row["exact"]
-    outcome = Text("flagged", "yellow") if is_flagged else verdict(row)  # `problems` gives the reasons
-    return Text.assemble((f"step {row['index']}", "bold cyan"), "  ", (facts + undelivered, "cyan"), "  ", outcome)
+    exact = Text("flagged", "yellow") if is_flagged else verdict(row)  # `problems` gives the reasons
+    return Text.assemble((f"step {row['index']}", "bold cyan"), "  ", (facts + outcome(row), "cyan"), "  ", exact)
 
 
 def problems(step: Mapping[str, Any]) -> Iterator[Text]:
@@ -432,8 +443,23 @@ def header(rollout: Mapping[str, Any]) -> Iterator[Text]:
     ago = age(rollout["created_ms"])
     opened = f"; opened {ago if ago == 'now' else f'{ago} ago'}"
     yield Text(f"{steps}; {counts['sampled_tokens']} completion tokens{drifted}{opened}")
+    if playback := rollout.get("playback"):
+        yield from _playback_lines(playback)
     if rollout["metadata"]:
         yield Text(f"metadata {visible(orjson.dumps(rollout['metadata']).decode())}", DIM)
+
+
+def _playback_lines(playback: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield what answers the calls of a playback, how many were, and the first that was refused."""
+    step = next((f" {name} step {playback[name]}" for name in ("before", "through") if name in playback), "")
+    unanswerable = f", {count} cannot be answered" if (count := playback["unanswerable"]) else ""
+    total = f"{playback['answered']} of {playback['answerable']} steps answered{unanswerable}, {playback['live']} live"
+    yield Text(visible(f"playback of {playback['of']}{step}; {total}"), "magenta")
+    if count := playback["mismatches"]:
+        first = orjson.dumps(playback["first_mismatch"]).decode()
+        yield Text.assemble(
+            ("! ", "bold yellow"), (f"{count} calls refused: not on the tape; the first: {visible(first)}", "yellow")
+        )
 
 
 def _facts(rollout: Mapping[str, Any]) -> str:
@@ -511,19 +537,30 @@ def _warning(count: int, style: str) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, its cell for a row, and its rank of omission: the highest is omitted first, 0 never."""
+    """A column: its name, its cell for a row, and its rank of omission: the highest is omitted first, 0 never.
+
+    One that `is_rare` is shown if a row has a value for it.
+    """
 
     name: str
     cell: Callable[[Mapping[str, Any]], Text | str | int | None]
     rank: int = 0
     is_number: bool = False
+    is_rare: bool = False
 
 
+def _played(row: Mapping[str, Any]) -> str:
+    playback = row.get("playback")
+    return "" if playback is None else f"{playback['of']} ({playback['answered']} inherited)"
+
+
+_PLAYED: Final = Column("playback of", _played, 4, is_rare=True)
 # The columns of each kind of objects in responses; `members` are the rollouts of a group.
 TABLES: Final = {
     "rollouts": (
         Column("rollout", lambda row: row["rollout_id"]),
         Column("group", lambda row: row["group_id"], 3),
+        _PLAYED,
         Column("status", _status),
         Column("reward", lambda row: number(row["reward"]), 1, is_number=True),
         Column("steps", lambda row: row["counts"]["steps"], 1, is_number=True),
@@ -545,6 +582,7 @@ TABLES: Final = {
     ),
     "members": (
         Column("rollout", lambda row: row["rollout_id"]),
+        _PLAYED,
         Column("status", _status),
         Column("reward", lambda row: number(row["reward"]), 1, is_number=True),
         Column("steps", lambda row: row["steps"], 2, is_number=True),
@@ -578,11 +616,12 @@ TABLES: Final = {
 
 def table(noun: str, rows: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
     """Return a table of these objects, and the names of the omitted columns."""
-    columns = TABLES[noun]
-    cells = {column: [_cell(column.cell(row)) for row in rows] for column in columns}
+    cells = {column: [_cell(column.cell(row)) for row in rows] for column in TABLES[noun]}
+    columns = [column for column, values in cells.items() if not column.is_rare or any(map(str, values))]
     widths = {
         column: max(cell_len(str(cell)) for cell in (column.name, *values)) if column.rank else MIN_ID_WIDTH
         for column, values in cells.items()
+        if column in columns
     }
     kept = list(columns)
     while sum(widths[column] + COLUMN_GAP for column in kept) > width and any(column.rank for column in kept):

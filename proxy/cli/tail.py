@@ -22,7 +22,7 @@ from rich.text import Text
 
 from proxy.cli.console import print_json, print_lines, print_note, visible
 from proxy.cli.control import Control, ControlAddress, Refused, connected
-from proxy.cli.render import counts, latency, policy, summary, verdict
+from proxy.cli.render import counts, latency, outcome, policy, summary, verdict
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
 from proxy.upstream.http_client import failure_text
@@ -64,7 +64,7 @@ def line(row: dict[str, Any], *, with_rollout: bool) -> Text:
         f"  {visible(row['dialect']):<11}  {visible(row['model'] or '?')}",
         f"  {counts(row):<46}  {latency(row):>7}{named and '  ' + named}  ",
         verdict(row),
-        ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else ""),
+        outcome(row),
     )
 
 

@@ -219,6 +219,7 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "exact": step.exact,
         "problems": list(step.problems),
         **({} if continuation is None else {"continuation": continuation}),
+        **({} if (inherited := step.inherited) is None else {"inherited": inherited._asdict()}),
     }
 
 

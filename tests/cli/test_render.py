@@ -15,6 +15,7 @@ from proxy.cli.render import (
     recorded_texts,
     step_lines,
 )
+from proxy.cli.tail import line as line_of_tail
 from proxy.continuation.types import REASONS
 
 
@@ -87,6 +88,15 @@ def test_a_headline_has_policy_version_reward_and_delivery_if_present():
     assert "policy planner 9  reward 0.5" in show.headline(step(policy="planner", policy_version="9", reward=0.5)).plain
     assert "policy planner  reward 0.5" in show.headline(step(policy="planner", reward=0.5)).plain
     assert "not delivered  late" in show.headline(step(delivered=False) | {"late": True}).plain
+
+
+def test_a_headline_names_the_rollout_that_sampled_an_inherited_step():
+    """So does the line of the step in `tokentape tail`."""
+    inherited = step(inherited={"rollout_id": "r\x1b0", "step_id": "S1"}, delivered=False)
+
+    assert "not delivered  inherited from r\\x1b0  exact" in show.headline(inherited).plain
+    assert "inherited from r\\x1b0" in line_of_tail(show.summary(inherited), with_rollout=False).plain
+    assert "inherited" not in show.summary(step())
 
 
 def test_problems_are_shown_with_their_code_and_explanation():
@@ -465,6 +475,20 @@ async def test_ids_groups_and_metadata_in_the_header_are_escaped(read):
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert "a\\u202e  completed  no reward  group \\x1b[2J  claimed by t\\x07" in shown
+
+
+async def test_the_header_of_a_playback_has_its_source_and_its_mismatches(read):
+    rollout, _, _ = await read("demo")
+    playback = {"of": "r\x1b0", "on_mismatch": "branch", "answerable": 5, "unanswerable": 0, "mismatches": 0}
+    playback |= {"answered": 3, "live": 2, "branched": True}
+    missed = {"unanswerable": 1, "mismatches": 2, "first_mismatch": {"found": "\u202e"}}
+
+    assert "playback of r\\x1b0; 3 of 5 steps answered, 2 live\n" in plain(header({**rollout, "playback": playback}))
+    for name in ("before", "through"):
+        shown = plain(header({**rollout, "playback": {**playback, **missed, name: "S4"}}))
+        assert f"playback of r\\x1b0 {name} step S4; 3 of 5 steps answered, 1 cannot be answered, 2 live\n" in shown
+        assert '! 2 calls refused: not on the tape; the first: {"found":"\\u202e"}\n' in shown
+    assert "playback" not in plain(header(rollout))
 
 
 async def test_the_header_has_the_reason_of_a_rollout_that_exceeded_its_deadline(read):

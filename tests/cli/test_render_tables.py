@@ -46,6 +46,19 @@ def test_a_wide_table_has_all_columns_of_a_rollout(make_console):
     ] == head.split()
 
 
+@pytest.mark.parametrize("noun", ["rollouts", "members"])
+def test_a_table_with_a_playback_has_a_column_for_its_source(make_console, noun):
+    """And for how many steps it has from there; a table without one has no such column."""
+    row = {**rollout("r2"), "steps": 3, "flagged": 0}
+    made, _ = table(noun, [row, {**row, "playback": {"of": "\x1br1", "answered": 2}}], 4096)
+    head, first, second = lines(made, make_console())
+
+    assert "playback of" in head
+    assert r"\x1br1 (2 inherited)" in second
+    assert "inherited" not in first
+    assert "playback of" not in lines(table(noun, [row], 4096)[0], make_console())[0]
+
+
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
 def test_a_table_fits_into_any_width(make_console, width):
     """The least important columns are hidden first, and named; a long ID is wrapped."""

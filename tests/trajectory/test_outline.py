@@ -96,6 +96,17 @@ def test_a_node_shows_how_its_step_was_continued_or_why_it_was_not():
     assert [unknown] == [step["continuation"] for step in drawn["unplaced"]]
 
 
+def test_an_inherited_step_names_the_step_that_was_sampled():
+    """So does a failed one; a live step has no such field."""
+    inherited = {"inherited": {"rollout_id": "r0", "step_id": "a"}}
+    steps = [make_step("a", [1], [2], extra=inherited), make_step("b", [1, 2, 3], [4])]
+    drawn = outline([*steps, make_step("x", [], status="error", extra=inherited)], FACTS)
+
+    assert [inherited["inherited"], None] == [node.get("inherited") for node in drawn["nodes"]]
+    assert "inherited" not in drawn["nodes"][1]
+    assert [inherited["inherited"]] == [step["inherited"] for step in drawn["unplaced"]]
+
+
 def test_a_drift_boundary_shows_why_its_step_was_not_continued():
     boundary = Drift("b", "a", 0, 1, 0, (1,), (2,))
     steps = [make_step("a", [1], [2]), make_step("b", [1, 3], [4], extra={"continuation": {"reason": "history"}})]

@@ -17,7 +17,7 @@ from proxy.api.control.export_query import ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import GroupRows, read_group_rows
 from proxy.api.control.outcomes import earned_by
-from proxy.api.control.rollouts import LIST_BUDGET_S, check_opening, credentials, opened
+from proxy.api.control.rollouts import LIST_BUDGET_S, check_opening, credentials, opened, shown_playback
 from proxy.api.control.schemas import ExportGroup, ListGroups, OpenGroup, RequeueGroup, ShowTraining
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, named, page_from, query_from, rollout_id_from
@@ -216,6 +216,7 @@ def shown_group(context: Context, group: Group, rollouts: Sequence[Rollout], now
         ending = {"reason": rollout.reason, "replaced_by": group.replaced.get(rollout.rollout_id)}
         entry = {
             **named(rollout, "rollout_id", "status", "reward"),
+            **shown_playback(rollout),
             **{name: rollout.counts.get(name, 0) for name in _COUNTS},
             "drift": None if rollout.drift is None else rollout.drift.kinds,
             **named(rollout, "task", "errors", "created_ms", "began_ms", "touched_ms", "finished_ms"),

@@ -33,6 +33,7 @@ from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.group import find_group, join, read_group
 from proxy.rollouts.rollout import (
     Marks,
+    Playback,
     Rollout,
     deadlines_of,
     first_due_ms,
@@ -254,11 +255,13 @@ async def _shown(request: web.Request, context: Context, rollout: Rollout) -> di
 
 
 def _fields(request: web.Request, context: Context, rollout: Rollout, marks: Marks) -> dict[str, Any]:
-    counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
+    names = _COUNTS if rollout.playback is None else (*_COUNTS, "inherited", "inherited_tokens")
+    counts = {name: rollout.counts.get(name, 0) for name in names}
     if "cached_tokens" in rollout.counts:  # not every engine reports them
         counts["cached_tokens"] = rollout.counts["cached_tokens"]
     return {
         **_terms(request, context, rollout),
+        **shown_playback(rollout),
         **named(rollout, "status", "reason"),
         **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "task": rollout.task,
@@ -267,6 +270,30 @@ def _fields(request: web.Request, context: Context, rollout: Rollout, marks: Mar
         "drift": None if rollout.drift is None else rollout.drift.kinds,
         **named(rollout, "reward", "step_rewards", *(("thread_rewards",) if rollout.thread_rewards else ())),
         **named(rollout, "advantages", "metadata", "created_ms", "began_ms", "touched_ms", "finished_ms", "claimed_by"),
+    }
+
+
+def shown_playback(rollout: Rollout) -> dict[str, Any]:
+    """Return the field `playback`: what answers the calls of a playback, and how many were. {} for another rollout."""
+    if rollout.playback is None:
+        return {}
+    answered, mismatch = rollout.counts.get("inherited", 0), rollout.mismatch
+    progress = {
+        "answered": answered,
+        "live": rollout.counts.get("steps", 0) - answered,
+        "branched": rollout.has_branched,
+        "mismatches": 0 if mismatch is None else mismatch.count,
+        **({} if mismatch is None else {"first_mismatch": mismatch.first}),
+    }
+    return {"playback": {**_tape(rollout.playback), **progress}}
+
+
+def _tape(playback: Playback) -> dict[str, Any]:
+    """Return what does not change: the source, its step at which the playback branches, and how much can be answered."""
+    step = [name for name in ("before", "through") if getattr(playback, name) is not None]
+    return {
+        **named(playback, "of", *step, "on_mismatch", *(("ignore",) if playback.ignore else ()), "answerable"),
+        "unanswerable": playback.end - playback.answerable,
     }
 
 
@@ -286,6 +313,7 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
         "sampling": named(rollout.sampling, "override", "default", "cap"),
         **named(rollout, "tools", "limits", "deadline_s", "idle_s", "start_s", "reply"),
         **({} if rollout.continuation is None else {"continuation": rollout.continuation}),
+        **({} if rollout.playback is None else {"playback": _tape(rollout.playback)}),
         "metadata": rollout.metadata,
     }
 

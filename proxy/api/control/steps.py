@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
+from proxy.api.control.rollouts import shown_playback
 from proxy.api.control.schemas import ListSteps, RequestModel, ShowTexts, ShowTree
 from proxy.api.http import json_response
 from proxy.api.requests import named, query_from, rollout_from
@@ -104,7 +105,7 @@ def _tree_json(context: Context, rollout: Rollout, steps: Sequence[Step], drift:
         {**thread, **({"reward": rewards[thread["name"]]} if thread["name"] in rewards else {})}
         for thread in tree["threads"]
     ]
-    return {**tree, "threads": shown, "threads_final": rollout.is_finished}
+    return {**tree, "threads": shown, "threads_final": rollout.is_finished, **shown_playback(rollout)}
 
 
 def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
         **named(step, "usage", "sampling"),
         "timing": asdict(step.timing),
         **named(step, "status", "reason", "delivered", "late"),
+        **({} if step.inherited is None else {"inherited": step.inherited._asdict()}),
         "reward": rollout.step_rewards.get(step.step_id),
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy}),
         **named(step, "policy_version", "policy_version_end", *(("policy_epoch",) if step.policy_epoch else ())),
