@@ -38,8 +38,8 @@ class Exit(IntEnum):
         return member
 
     DONE = 0, "Success. `serve`, `simulate` and `tail` also exit with 0 on SIGINT or SIGTERM."
-    FAILED = 1, "Failure. Standard error has the error message."
-    MISUSED = 2, "Invalid command line. Nothing was executed."
+    FAILED = 1, "Failure. Standard error has the error message. Of `diff`: the rollouts differ."
+    MISUSED = 2, "Invalid command line. Nothing was executed. Of `diff`: also failure."
     FOUND = (
         3,
         "Success, but `check`, `audit` or `certify` found a fault, or calls are in flight after `policy pause --drain-s`.",
@@ -53,7 +53,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130, "Interrupted by Ctrl-C."
 
 
-def run(work: Coroutine[Any, Any, Any], *, on_value_error: Exit = Exit.FAILED) -> Any:
+def run(work: Coroutine[Any, Any, Any], *, on_failure: Exit = Exit.FAILED, on_value_error: Exit | None = None) -> Any:
     """Run a coroutine and return its result. Print expected errors and exit with the matching code."""
     from proxy.cli.settings import InvalidSettings
     from proxy.upstream.http_client import failure_text
@@ -73,11 +73,11 @@ def run(work: Coroutine[Any, Any, Any], *, on_value_error: Exit = Exit.FAILED) -
     except InvalidSettings as error:
         fail(str(error), code=Exit.REFUSED)
     except ValueError as error:
-        fail(str(error), code=on_value_error)
+        fail(str(error), code=on_value_error or on_failure)
     except (StorageError, OSError) as error:
-        fail(failure_text(error))
+        fail(failure_text(error), code=on_failure)
     except ClientError as error:
-        fail(str(error))
+        fail(str(error), code=on_failure)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
 

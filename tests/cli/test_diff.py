@@ -1,0 +1,233 @@
+"""`tokentape diff`: what two rollouts differ in, from their first different step on."""
+
+from copy import deepcopy
+
+import orjson
+import pytest
+
+from proxy.cli.control import Control, ControlAddress
+from proxy.cli.diff import compare, diff, first_difference
+from proxy.cli.runner import Exit
+
+
+def message(role: str, content: str, **more) -> dict:
+    return {"role": role, "content": content, **more}
+
+
+def step(index: int, *messages: dict, reply: str = "yes", ids=(7, 8), **changes) -> dict:
+    """A step as the control API returns it."""
+    made = {
+        "step_id": f"s{index}",
+        "rollout_id": "r",
+        "index": index,
+        "request": {"messages": list(messages), "stream": True},
+        "sent": {"set": {"return_token_ids": True}, "unset": []},
+        "response": {"id": f"chatcmpl-{index}", "choices": [{"index": 0, "message": message("assistant", reply)}]},
+        "prompt_ids": [1, 2, 3],
+        "choices": [
+            {
+                "index": 0,
+                "prompt": 0,
+                "ids": list(ids),
+                "logprobs": [-0.5] * len(ids),
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "spans": [],
+            }
+        ],
+        "sampling": {"temperature": 1.0},
+        "status": "complete",
+        "reason": None,
+        "policy_version": "v1",
+        "policy_version_end": None,
+        "fidelity": {"exact": True, "problems": [], "why": []},
+    }
+    return {**made, **changes}
+
+
+class Recorded(Control):
+    """A control API with these rollouts."""
+
+    def __init__(self, **rollouts: list[dict]) -> None:
+        self.rollouts = rollouts
+
+    async def steps(self, rollout_id, **_):
+        for each in self.rollouts[rollout_id]:
+            yield deepcopy(each)
+
+
+async def differences(a: dict, b: dict, tolerance: float = 0.01) -> list[tuple]:
+    """The differences of two rollouts of one step."""
+    compared = await compare(Recorded(a=[a], b=[b]), "a", "b", tolerance)
+    return [tuple(found) for pair in compared.pairs for found in pair.differences]
+
+
+HELLO = message("user", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (step(0, message("user", "Hallo")), [("messages", "[0].content", "Hello", "Hallo")]),
+        (step(0, HELLO, message("user", "!")), [("messages", "[1]", None, message("user", "!"))]),
+        (step(0, HELLO, reply="no"), [("reply", "[0].content", "yes", "no")]),
+        (step(0, HELLO, sampling={"temperature": 0.5}), [("sampling", ".temperature", 1.0, 0.5)]),
+        (step(0, HELLO, prompt_ids=[1, 5, 3]), [("prompt ids", "position 1 of 3 and 3", 2, 5)]),
+        (step(0, HELLO, prompt_ids=[1, 2]), [("prompt ids", "position 2 of 3 and 2", 3, None)]),
+        (step(0, HELLO, prompt_ids=None), [("prompt ids", "position 0 of 3 and 0", 1, None)]),
+        (step(0, HELLO, ids=(7, 9)), [("ids", "position 1 of 2 and 2", 8, 9)]),
+        (step(0, HELLO, choices=[]), [("choices", "", 0, None)]),
+        (step(0, HELLO, policy_version="v2"), [("version", "policy_version", "v1", "v2")]),
+        (step(0, HELLO, policy="critic"), [("version", "policy", None, "critic")]),
+        (step(0, HELLO, status="partial", reason="cut"), [("status", "status", "complete", "partial")]),
+        (
+            step(0, HELLO, fidelity={"problems": ["no_ids"]}),
+            [("fidelity", "problems", [], ["no_ids"])],
+        ),
+        (
+            step(0, HELLO, request={"messages": [HELLO], "tools": [{"type": "function"}]}),
+            [("tools", ".tools", None, [{"type": "function"}])],
+        ),
+        (
+            step(0, HELLO, status="error", response={"status": 500, "body": "x"}),
+            [
+                ("reply", "", [message("assistant", "yes")], {"status": 500, "body": "x"}),
+                ("status", "status", "complete", "error"),
+            ],
+        ),
+    ],
+)  # fmt: skip
+async def test_each_respect_in_which_steps_differ_is_named_with_its_first_difference(changed, expected):
+    assert [] == await differences(step(0, HELLO), step(0, HELLO, step_id="other", timing={"received": 9}))
+    assert expected == await differences(step(0, HELLO), changed)
+
+
+async def test_logprobs_are_compared_up_to_a_tolerance_and_the_first_other_token():
+    def with_logprobs(*logprobs, ids=(7, 8), **fields):
+        made = step(0, HELLO, ids=ids)
+        return {**made, "choices": [{**made["choices"][0], "logprobs": list(logprobs), **fields}]}
+
+    first = with_logprobs(-0.5, -1.0)
+
+    assert [] == await differences(first, with_logprobs(-0.5, -1.009))
+    assert [("logprobs", "position 1", -1.0, -1.02)] == await differences(first, with_logprobs(-0.5, -1.02))
+    assert [] == await differences(first, with_logprobs(-0.5, -1.02), tolerance=0.1)
+    assert [("logprobs", "position 0", -0.5, None)] == await differences(first, with_logprobs(None, -1.0))
+    assert ["ids"] == [found[0] for found in await differences(first, with_logprobs(-0.5, -9.0, ids=(7, 9)))]
+    assert [("finish reason", "", "stop", "length")] == await differences(
+        first, with_logprobs(-0.5, -1.0, finish_reason="length")
+    )
+
+
+async def test_completions_are_compared_by_their_prompts():
+    first = step(0, request={"prompt": "once"}, response={"choices": [{"index": 0, "text": "upon"}]})
+
+    assert [] == await differences(first, deepcopy(first))
+    assert [("messages", "", "once", "twice")] == await differences(first, {**first, "request": {"prompt": "twice"}})
+    assert [("reply", "[0]", "upon", "a")] == await differences(
+        first, {**first, "response": {"choices": [{"index": 0, "text": "a"}]}}
+    )
+
+
+async def test_ids_of_tool_calls_are_compared_by_their_order():
+    def conversation(first: str, second: str, results: tuple[str, str]) -> dict:
+        calls = [{"id": each, "type": "function", "function": {"name": "f"}} for each in (first, second)]
+        reply = message("assistant", "", tool_calls=calls)
+        return step(0, HELLO, reply, *(message("tool", "ok", tool_call_id=each) for each in results))
+
+    assert [] == await differences(conversation("x", "y", ("x", "y")), conversation("1", "2", ("1", "2")))
+    assert [("messages", "[2].tool_call_id", "call 0", "call 1")] == await differences(
+        conversation("x", "y", ("x", "y")), conversation("1", "2", ("2", "1"))
+    )
+
+
+async def test_after_the_first_difference_steps_are_paired_by_their_messages():
+    """Parallel calls may end in another order; the remaining steps are compared in their order, or are in one rollout only."""
+    first, second, third = (step(index, message("user", text)) for index, text in enumerate("abc"))
+    swapped = [{**third, "index": 0}, {**first, "index": 1}, {**second, "index": 2}]
+    other = [first, {**second, "index": 1, "request": {"messages": [message("user", "x")]}}]
+    control = Recorded(a=[first, second, third], swapped=swapped, other=other, none=[])
+
+    assert [] == (await compare(control, "a", "swapped", 0)).pairs
+    compared = await compare(control, "a", "other", 0)
+    assert (1, [3, 2]) == (compared.equal, compared.steps)
+    assert [("s1", "s1"), ("s2", None)] == [
+        (pair.a and pair.a["step_id"], pair.b and pair.b["step_id"]) for pair in compared.pairs
+    ]
+    assert [None] * 3 == [pair.a for pair in (await compare(control, "none", "a", 0)).pairs]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ({"x": [1, {"y": "a"}]}, {"x": [1, {"y": "b"}]}, (".x[1].y", "a", "b")),
+        ({"x": None}, {}, None),
+        (1, True, ("", 1, True)),
+        (1, 1.0, None),
+        ([], [None], None),
+        ([1], {"0": 1}, ("", [1], {"0": 1})),
+    ],
+)
+def test_the_first_difference_of_json_is_a_path(a, b, expected):
+    assert expected == first_difference(a, b)
+
+
+async def test_two_recorded_rollouts_are_compared(address, call_proxy, recorded, make_console, capsys):
+    """A rollout equals itself; the JSON names the steps, and shortens texts around their first difference."""
+    out = make_console()
+    assert await diff(address, out, "demo", "demo", 0, as_json=False)
+    assert "demo and demo are equal: 3 steps\n" == out.file.getvalue()
+    for name, text in (("x", f"{'-' * 900}1{'-' * 900}"), ("y", f"{'-' * 900}2{'-' * 900}")):
+        body = {"model": "policy", "messages": [message("user", text)], "max_tokens": 4, "seed": 1}
+        await call_proxy("POST", f"/rollouts/{name}/v1/chat/completions", body)
+    assert not await diff(address, make_console(), "x", "y", 0, as_json=True)
+    found = orjson.loads(capsys.readouterr().out)
+
+    assert ("x", "y", [1, 1], 0) == (found["a"], found["b"], found["steps"], found["equal"])
+    (pair,) = found["different"]
+    assert (0, 0) == (pair["a"]["index"], pair["b"]["index"])
+    messages = pair["differences"][0]
+    assert ("messages", "[0].content") == (messages["what"], messages["where"])
+    assert f"…{'-' * 40}1{'-' * 459}" == messages["a"]
+    assert {"prompt ids", "messages"} <= {each["what"] for each in pair["differences"]}
+
+
+async def test_the_first_different_step_is_shown_in_detail_and_the_others_by_name(monkeypatch, make_console):
+    first = step(0, HELLO)
+    control = Recorded(
+        a=[first, step(1, message("user", "a\x1b")), step(2, HELLO), step(3, HELLO)],
+        b=[first, step(1, message("user", "b")), step(2, HELLO, ids=(1, 2), reply="no")],
+    )
+    monkeypatch.setattr("proxy.cli.diff.connected", lambda _: _Connected(control))
+    out = make_console()
+    assert not await diff(ControlAddress(None, None, None), out, "a", "b", 0, as_json=False)
+
+    assert [
+        "a and b: 1 step equal, 3 different",
+        "step 1",
+        "  messages  [0].content",
+        "    - a\\x1b",
+        "    + b",
+        "step 2  reply, ids",
+        "step 3  only in a",
+    ] == out.file.getvalue().splitlines()
+
+
+class _Connected:
+    def __init__(self, control: Control) -> None:
+        self.control = control
+
+    async def __aenter__(self) -> Control:
+        return self.control
+
+    async def __aexit__(self, *_) -> None:
+        pass
+
+
+async def test_the_exit_status_is_that_of_diff(recorded, invoke):
+    """0 for equal rollouts, 1 for different ones, 2 for trouble."""
+    assert Exit.DONE == (await invoke("diff", "demo", "demo"))[0]
+    assert 1 == (await invoke("diff", "demo", "bad"))[0]
+    status, printed, errors = await invoke("diff", "demo", "none")
+    assert (2, "", True) == (status, printed, "Rollout 'none' not found." in errors)
+    assert 2 == (await invoke("diff", "demo", "bad", url="http://127.0.0.1:9"))[0]
