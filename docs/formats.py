@@ -15,7 +15,7 @@ missing or null field is unknown. A *batch* is an object of lists with one entry
 - **Reward** and **advantage** are what a row has a place for; a reward is optional unless "required". *row*: the rollout's,
   also where steps have rewards. *step*: the sum of its tokens', or else the rollout's. *token*: a step's reward is at its last
   token, and the rollout's at the very last, if the last step has none. *turn*: formats without a place for advantages of turns
-  reject `advantage=step` and `discount`; in claims, `advantages` has them.
+  reject `advantage=step`, `vine` and `discount`; in claims, `advantages` has them.
 - `branches` is the default of this parameter, else `all`. `one`: the trainer takes one row for each rollout, and a forked
   rollout is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts their
   trained tokens.

@@ -17,8 +17,13 @@ A rollout or each of its turns has an advantage. The rollouts i = 1..n have retu
     rloo           g - mean over the other i of a(i)   Back to Basics, arXiv 2402.14740, equation 8
     reinforce_pp   (g - m) / s over a whole batch      REINFORCE++, arXiv 2501.03262, equation 6
     step           g: the return itself, without a baseline
+    vine           V(next) - V(this)        VinePPO, arXiv 2410.01679, section 4, without rewards before the end
 
-All advantages but `step`'s are zero if all returns are equal. The trainers' code, to which the tests compare these:
+`vine` gives the tokens from one valued state of the rollout up to the next the difference of their values, and the last ones
+the reward - V(this). The value of a state is the mean reward of the rollouts that branch there.
+
+All advantages but those of `step` and `vine` are zero if all returns are equal. The trainers' code, to which the tests compare
+these:
 
 - TRL 1.16.0: AsyncGRPO (`_score_group`) has the population standard deviation of `grpo` and adds 1e-8 to it; GRPOTrainer has
   the sample standard deviation, and adds 1e-4.
@@ -29,6 +34,7 @@ All advantages but `step`'s are zero if all returns are equal. The trainers' cod
 verl and OpenRLHF normalize `reinforce_pp` over tokens, so that a long response counts more.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -120,6 +126,18 @@ def _sorted(step_ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(step_ids)))
 
 
+def vine(turns: Sequence[int], values: Mapping[int, float], start: float, reward: float) -> tuple[float, ...]:
+    """Return the advantage of each turn: the value of the next valued state minus that of the last one.
+
+    `turns` are the indexes of their steps, and `values` has the values of the states before some steps by their indexes. The
+    value before all of these is `start`, after them it is the reward.
+    """
+    states = sorted(values)
+    known = [start, *(values[state] for state in states), reward]
+    passed = (bisect_right(states, turn) for turn in turns)
+    return tuple(known[count + 1] - known[count] for count in passed)
+
+
 Returns: TypeAlias = Sequence[Sequence[float]]  # by rollout, one for each turn; none of them is empty
 Advantages: TypeAlias = list[list[float]]  # of the same shape
 
@@ -175,10 +193,12 @@ def _zeros(returns: Returns) -> Advantages:
 
 BATCH: Final = "reinforce_pp"  # the only one over the rollouts of several groups
 STEP: Final = "step"  # the only one that needs no other rollouts
+VINE: Final = "vine"  # of the returns that `vine` makes
 ESTIMATORS: Final[Mapping[str, Callable[[Returns], Advantages]]] = {
     "grpo": normalized,
     "rloo": rloo,
     "dr_grpo": centered,
     BATCH: normalized,
     STEP: uncentered,
+    VINE: uncentered,
 }

@@ -15,7 +15,7 @@ from proxy.export import FORMATS
 from proxy.export.base import Fill, Rows, with_columns
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.archive.rows import put_together, take_apart
-from proxy.trajectory.advantages import SoftPenalty, episodes, returns
+from proxy.trajectory.advantages import SoftPenalty, episodes, returns, vine
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import decode, encode, read_head
 from proxy.trajectory.drift import explain, find_boundaries
@@ -209,6 +209,7 @@ def _rows(steps: list[Step]) -> None:
         episode.penalized(facts, SoftPenalty(9, 3))
         episode.turns(facts)
     returns([step.step_id for step in steps], facts, 0.5)
+    vine(range(len(steps)), dict.fromkeys(range(len(steps)), 0.5), 0.0, 1.0)
     for step in steps:
         retokenize(replace(step, problems=("no_token_ids",)), _Letters())
 

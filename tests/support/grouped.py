@@ -87,6 +87,7 @@ async def read_rows(group, query, conditions=GroupFilter(), *, size=None, whole=
     with (
         patch("proxy.api.control.export_query.read_steps", read_steps),
         patch("proxy.api.control.group_rows.read_short", nothing),
+        patch("proxy.api.control.outcomes.read_values", no_values),
     ):
         return await read_group_rows(
             CONTEXT, query, Group("g", "b", 1, size, members=tuple(by_name)), present, conditions, whole=whole
@@ -97,13 +98,21 @@ async def nothing(_store, _rollouts):
     return {}
 
 
+async def no_values(*_, **__):
+    return []
+
+
 async def no_tokenizer(_name):
     return None
 
 
 # What read_group_rows uses of the context.
 CONTEXT = SimpleNamespace(
-    store=None, policies=policies_of(), tokenizers=SimpleNamespace(get=no_tokenizer), threads=ThreadOptions()
+    store=None,
+    metrics=None,
+    policies=policies_of(),
+    tokenizers=SimpleNamespace(get=no_tokenizer),
+    threads=ThreadOptions(),
 )
 
 

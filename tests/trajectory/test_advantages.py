@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.forests import make_choice, make_step, rollouts
 from tests.support.worked import FACTS, STEPS
 
-from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, SoftPenalty, episodes, returns
+from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, VINE, SoftPenalty, episodes, returns, vine
 from proxy.trajectory.sequence import Options, sequences
 
 PLAYED = episodes(STEPS, FACTS, Options())[0]
@@ -131,7 +131,7 @@ def test_the_steps_of_a_rewarded_thread_are_an_episode():
 
 
 LARGEST = 3.4028234663852886e38  # of float32
-BASELINES = [name for name in ESTIMATORS if name != STEP]
+BASELINES = [name for name in ESTIMATORS if name not in (STEP, VINE)]
 NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False)  # the mean of 0 and 5e-324 is 0
 REWARDS = st.lists(NUMBERS, min_size=2, max_size=16)
 RETURNS = st.lists(st.lists(st.floats(-LARGEST, LARGEST), min_size=1, max_size=5), max_size=6)
@@ -158,8 +158,31 @@ def test_rloo_subtracts_the_mean_of_the_other_rewards():
     assert [1.0, -1 / 3, -1 / 3, -1 / 3] == pytest.approx(of_rewards("rloo", [1.0, 0.0, 0.0, 0.0]))
 
 
-def test_step_returns_the_returns():
-    assert [[1.5, 1.0], [0.0]] == ESTIMATORS[STEP]([(1.5, 1.0), (0.0,)])
+@pytest.mark.parametrize("name", [STEP, VINE])
+def test_step_and_vine_return_the_returns(name):
+    assert [[1.5, 1.0], [0.0]] == ESTIMATORS[name]([(1.5, 1.0), (0.0,)])
+
+
+@pytest.mark.parametrize(
+    ("turns", "values", "expected"),
+    [
+        ([0, 1, 2, 3], {1: 0.5, 3: 0.25}, (0.5 - 0.125, 0.25 - 0.5, 0.25 - 0.5, 1 - 0.25)),
+        ([0, 1], {0: 0.75}, (1 - 0.75, 1 - 0.75)),
+        ([0, 2], {}, (1 - 0.125, 1 - 0.125)),
+        ([0, 5], {2: 0.5, 4: 0.0}, (0.5 - 0.125, 1.0)),
+        ([3], {7: 0.5}, (0.5 - 0.125,)),
+        ([], {1: 0.5}, ()),
+    ],
+)
+def test_vine_gives_a_turn_the_next_value_minus_the_last_one(turns, values, expected):
+    """Before the first state there is the value 0.125 of the start, after the last one the reward 1."""
+    assert expected == vine(turns, values, start=0.125, reward=1.0)
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(-8, 8)), st.integers(-8, 8), st.integers(-8, 8))
+def test_vine_of_one_turn_for_each_state_adds_up_to_the_reward_minus_the_start(values, start, reward):
+    """Each state is passed by one turn, and one turn comes before all of them."""
+    assert reward - start == sum(vine([-1, *sorted(values)], values, start=start, reward=reward))
 
 
 @pytest.mark.parametrize("name", BASELINES)

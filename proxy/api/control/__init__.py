@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from proxy.api.control import batches, claims, engines, exports, groups, rollouts, schemas, steps
+from proxy.api.control import batches, branches, claims, engines, exports, groups, rollouts, schemas, steps
 from proxy.api.health import show_health, show_metrics, show_ready
 from proxy.api.requests import Route, route
 
@@ -53,6 +53,10 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     route("get", f"{_R}/images/{{image:[^/]+}}", steps.show_image, "Get an image of a rollout's calls.", 200, 404, 422),
     route(
         "get", f"{_R}/tree", steps.show_tree, "Get the tree of a rollout's steps, with drift.", *_READ, query=schemas.ShowTree
+    ),
+    route(
+        "get", f"{_R}/values", branches.show_values, "Get the values of a rollout's states: the mean rewards of its branches.",
+        *_READ, 409, query=schemas.ShowValues,
     ),
     route(
         "get", f"{_R}/export", exports.export_rollout, "Export a rollout in a trainer's format.",

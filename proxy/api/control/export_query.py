@@ -18,7 +18,7 @@ from proxy.export.containers import CONTAINERS, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.scoring.rescoring import Rescoring
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
-from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, SoftPenalty
+from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, VINE, SoftPenalty
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
 from proxy.trajectory.sequence import Options
@@ -79,7 +79,7 @@ class ExportQuery:
     @property
     def is_by_turn(self) -> bool:
         """Whether each turn has its own advantage, of its discounted return."""
-        return self.asked.advantage == STEP or self.asked.discount is not None
+        return self.asked.advantage in (STEP, VINE) or self.asked.discount is not None
 
     async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> tuple[list[Step], list[dict[str, Any]]]:
         """Return the exported steps of a rollout, and skipped entries for the steps of other threads and policies.
@@ -273,6 +273,11 @@ def _penalty(asked: ExportOptions) -> SoftPenalty | None:
 def _check_advantages(query: ExportQuery) -> None:
     """Raise BadRequest if there is nothing to discount or score, or the format has no place for the advantages of turns."""
     asked = query.asked
+    if asked.advantage == VINE and (asked.discount is not None or query.penalty is not None):
+        what = "discount" if asked.discount is not None else "overlong"
+        raise BadRequest(f"advantage=vine compares rewards of branches, which have no {what}; omit {what}.", param=what)
+    if asked.advantage != VINE and asked.any_version:
+        raise BadRequest("any_version requires advantage=vine.", param="any_version")
     if asked.discount is not None and asked.advantage not in ESTIMATORS:
         raise BadRequest(
             f"discount requires an estimator of advantages, not advantage={asked.advantage}.", param="discount"
@@ -280,9 +285,9 @@ def _check_advantages(query: ExportQuery) -> None:
     if query.is_by_turn and query.form.advantage_place not in ("turn", "token"):
         able = ", ".join(name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token"))
         raise BadRequest(
-            f"Format {query.form.name!r} has no place for an advantage of each turn (advantage=step, discount); "
+            f"Format {query.form.name!r} has no place for an advantage of each turn (advantage=step or vine, discount); "
             f"use one of {able}.",
-            param="advantage" if asked.advantage == STEP else "discount",
+            param="discount" if asked.advantage not in (STEP, VINE) else "advantage",
         )
     if asked.rescore is None and asked.rescore_top_k:
         raise BadRequest("rescore_top_k requires rescore.", param="rescore_top_k")

@@ -7,7 +7,7 @@ whole group are never in memory.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean
 from typing import Any, Final
 
@@ -16,12 +16,14 @@ from msgspec import structs
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
 from proxy.errors import Conflict, Damaged, NotFound
+from proxy.rollouts.group import counted, find_group, read_members
 from proxy.rollouts.policy import Announced
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, weights_of
 from proxy.rollouts.stored_fields import LARGEST
+from proxy.rollouts.values import read_values
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.advantages import ESTIMATORS, Advantages, Returns, episodes, returns
+from proxy.trajectory.advantages import ESTIMATORS, VINE, Advantages, Returns, episodes, returns, vine
 from proxy.trajectory.facts import RolloutFacts
 
 _OUTCOMES_OF_A_STEP: Final = 32  # that take as long as a step in `aside`,
@@ -38,14 +40,19 @@ class Outcome:
     raw: RolloutFacts | None = None  # before the penalty, if there is one
 
 
-async def read_outcomes(context: Context, query: ExportQuery, rollouts: Sequence[Rollout]) -> list[Outcome]:
-    """Return what these rollouts earned, in their order; without advantages."""
+async def read_outcomes(
+    context: Context, query: ExportQuery, rollouts: Sequence[Rollout], group: Sequence[Rollout] = ()
+) -> list[Outcome]:
+    """Return what these rollouts earned, in their order; without advantages. `group`: theirs, if they are not all of it."""
     outcomes = []
     for rollout in rollouts:
         outcome = Outcome(rollout, () if rollout.reward is None else (float(rollout.reward),))
         if query.is_by_turn or query.penalty is not None:  # these depend on the steps
             with suppress(NotFound, Damaged):  # it gets no rows, for this reason
-                outcome = await _played(context, query, rollout)
+                if query.asked.advantage == VINE:
+                    outcome = await _branched(context, query, rollout, group or rollouts)
+                else:
+                    outcome = await _played(context, query, rollout)
         outcomes.append(outcome)
     return outcomes
 
@@ -77,9 +84,46 @@ async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> Out
     return await aside(weights_of(steps).packed, played)
 
 
+async def _branched(context: Context, query: ExportQuery, rollout: Rollout, group: Sequence[Rollout]) -> Outcome:
+    """Return the outcome of a rollout of a group, with `vine` for each trained turn.
+
+    Raises Conflict if its beginning has no value, and no other rollout has a reward.
+    """
+    if rollout.thread_rewards:
+        raise _no_value(rollout, "has thread_rewards; its branches are compared by the reward of the whole rollout")
+    if rollout.reward is None:
+        return Outcome(rollout)
+    steps, _ = await query.read(context, rollout, whole=False)
+    found = await read_values(context.store, rollout, context.metrics, any_version=query.asked.any_version)
+    values = {value.index: value.mean for value in found if value.mean is not None}
+    (episode,) = await aside(weights_of(steps).packed, lambda: episodes(steps, facts_of(rollout), query.options))
+    indexes = {step.step_id: step.index or 0 for step in steps}
+    turns = [indexes[step_id] for step_id in episode.trained]
+    start = 0.0
+    if turns and min(turns) < min(values, default=inf):
+        rewards = [it.reward for it in group if it.rollout_id != rollout.rollout_id and it.reward is not None]
+        if not rewards:
+            raise _no_value(rollout, "has no branches at its beginning, and no other rollout of its group has a reward")
+        start = fmean(rewards)
+    return Outcome(rollout, vine(turns, values, start, float(rollout.reward)), episode.trained)
+
+
+def _no_value(rollout: Rollout, why: str) -> Conflict:
+    conflict = Conflict(f"advantage=vine: rollout {rollout.rollout_id!r} {why}.", param="advantage")
+    conflict.reason = "no_value"
+    return conflict
+
+
+async def _group_of(context: Context, rollout: Rollout) -> Sequence[Rollout]:
+    """Return the rollouts of its group that count."""
+    group = None if rollout.group_id is None else await find_group(context.store, rollout.group_id)
+    return () if group is None else counted(group, (await read_members(context.store, group, context.metrics))[0])[1]
+
+
 async def outcome_alone(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
     """Return what a rollout earned that is exported without its group. Raises Conflict as `estimated` does."""
-    (outcome,) = await estimate(await read_outcomes(context, query, [rollout]), query.asked.advantage)
+    group = await _group_of(context, rollout) if query.asked.advantage == VINE else ()
+    (outcome,) = await estimate(await read_outcomes(context, query, [rollout], group), query.asked.advantage)
     return outcome
 
 

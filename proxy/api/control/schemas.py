@@ -39,7 +39,9 @@ def _pattern(text: str) -> str:
 Id = Annotated[str, AfterValidator(_id)]
 Seconds = Annotated[FiniteFloat, Field(gt=0)]
 Members: TypeAlias = Literal["all", "rewarded", "completed"]
-Alone: TypeAlias = Literal["given", "none", "step"]  # advantages that need no other rollouts
+Alone: TypeAlias = Literal[
+    "given", "none", "step", "vine"
+]  # advantages of rollouts that are exported without their groups
 InGroup: TypeAlias = Literal[Alone, "grpo", "rloo", "dr_grpo"]
 InBatch: TypeAlias = Literal["none", InGroup, "reinforce_pp"]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -209,6 +211,7 @@ class ExportOptions(RequestModel):
         "logprob of tokens that were not sampled, in place of the format's own"
     )
     advantage: InBatch = "given"
+    any_version: bool = _described("advantage=vine: also branches of other policy versions", default=False)
     discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     rescore: str | None = _described(
         "also the logprobs of these ids by a scorer now: policy, or one of rescore.scorers"
@@ -304,6 +307,12 @@ class ShowTree(RequestModel):
     """`GET /rollouts/{id}/tree`."""
 
     texts: bool = _described("whether drift is explained with texts", default=True)
+
+
+class ShowValues(RequestModel):
+    """`GET /rollouts/{id}/values`."""
+
+    any_version: bool = _described("also branches of other policy versions than the step's", default=False)
 
 
 class ShowTraining(RequestModel):

@@ -141,7 +141,7 @@ def test_every_member_has_rows_or_a_reason(group, choice, name, advantage):
             found = await read_rows(group, query, GroupFilter(members=choice, min_group=1))
             await found.whole(query)
         except Conflict as refused:
-            assert refused.reason in {"format", "no_reward", "no_rows", "no_advantage", "damaged_step"}
+            assert refused.reason in {"format", "no_reward", "no_rows", "no_advantage", "no_value", "damaged_step"}
             return
         counted = found.rollouts
         omitted = Counter(entry["rollout_id"] for entry in found.skipped if "step_id" not in entry)

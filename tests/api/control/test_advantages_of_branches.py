@@ -1,0 +1,140 @@
+"""`advantage=vine`: the advantages of a rollout's steps, of the values of its states."""
+
+import pytest
+from tests.support.branched import STEPS, Call, branch, mark, record
+
+from proxy.rollouts.rollout import write_fields
+
+VINE = "advantage=vine&container=json"
+
+
+async def sources(store, *rewards, values=(), **fields):
+    """Record the group g of a source for each reward; the first one has branches with these rewards before these steps."""
+    names = [f"r{number}" for number in range(len(rewards))]
+    found = [
+        await record(store, name, *STEPS, group_id="g", reward=reward, status="completed", **fields)
+        for name, reward in zip(names, rewards, strict=True)
+    ]
+    await store.groups.open("g", write_fields({"size": len(names), "members": names}), now_ms=1)
+    branches = [(before, reward) for before, earned in values for reward in earned]
+    for number, (before, reward) in enumerate(branches):
+        await branch(store, found[0], before, f"b{number}", "x", reward=reward)
+    await mark(store, found[0], rollouts=[f"b{number}" for number in range(len(branches))])
+    return found
+
+
+async def advantages(proxy, path="/rollouts/r0/export"):
+    """Return the advantage of each step, by rollout."""
+    response = await proxy.get(f"{path}?{VINE}")
+    assert 200 == response.status, response.text
+    rows = response.json if path.startswith("/groups") else response.json["rows"]
+    return {row["rollout_id"]: row["advantages"] for row in rows}
+
+
+async def test_the_tokens_up_to_the_next_valued_step_get_the_difference_of_the_values(proxy, store):
+    """V(s1) = 1/2, V(s3) = 1/4, the mean of the other rollouts is 1/8 and the reward is 1."""
+    await sources(store, 1.0, 0.0, 0.25, values=[("s1", (1, 0)), ("s3", (1, 0, 0, 0))])
+    expected = {"s0": 1 / 2 - 1 / 8, "s1": 1 / 4 - 1 / 2, "s2": 1 / 4 - 1 / 2, "s3": 1 - 1 / 4}
+
+    assert {"r0": expected} == await advantages(proxy)
+
+
+async def test_the_value_of_the_beginning_is_the_baseline_of_the_first_tokens(proxy, store):
+    """V(beginning) = 3/4 and V(s2) = 1/2; the other rollouts do not matter."""
+    await sources(store, 0.0, 1.0, values=[(None, (1, 0.5)), ("s2", (0.5,))])
+
+    assert {"s0": -1 / 4, "s1": -1 / 4, "s2": -1 / 2, "s3": -1 / 2} == (await advantages(proxy))["r0"]
+
+
+async def test_a_rollout_without_values_has_its_reward_minus_the_mean_of_the_others(proxy, store):
+    """As with rloo. The rewards of the others are 0 and 1/2; those without one do not count."""
+    await sources(store, 1.0, 0.0, None, 0.5, values=[("s1", (0.5,))])
+    found = await advantages(proxy, "/groups/g/export")
+
+    assert ["r0", "r1", "r3"] == list(found)
+    assert dict.fromkeys(STEPS, 0.5 - (1 + 0) / 2) == found["r3"]
+    assert {"s0": 0.5 - 0.25, "s1": 0.5, "s2": 0.5, "s3": 0.5} == found["r0"]
+
+
+async def test_alone_and_in_its_group_and_in_a_batch_a_rollout_has_the_same_advantages(proxy, store):
+    await sources(store, 1.0, 0.0, values=[("s2", (1, 0, 0.25))])
+    await proxy.get("/groups/g")  # completes it
+    alone = {**await advantages(proxy), **await advantages(proxy, "/rollouts/r1/export")}
+    (claimed,) = (await proxy.claim(advantage="vine"))["groups"]
+
+    assert alone == await advantages(proxy, "/groups/g/export")
+    assert [alone["r0"], alone["r1"]] == claimed["advantages"]
+    assert alone == {row["rollout_id"]: row["advantages"] for row in claimed["data"]}
+
+
+async def test_branches_of_the_beginning_need_no_group(proxy, store):
+    source = await record(store, "r0", *STEPS, reward=1.0)
+    await branch(store, source, None, "b", "x", reward=0.25)
+    await mark(store, source, rollouts=["b"])
+
+    assert {"r0": dict.fromkeys(STEPS, 0.75)} == await advantages(proxy)
+
+
+@pytest.mark.parametrize("group", [True, False])
+async def test_without_a_value_of_the_beginning_and_other_rewards_it_is_409(proxy, store, group):
+    """In an export of many rollouts, such a one is skipped. A claim refuses its group."""
+    if group:
+        await sources(store, 1.0, None, values=[("s1", (0.5,))])
+        await proxy.get("/groups/g")
+    else:
+        await record(store, "r0", *STEPS, reward=1.0)
+    refused = await proxy.get(f"/rollouts/r0/export?{VINE}")
+    many = (await proxy.get(f"/export?{VINE}&report=true")).json
+
+    assert (409, "advantage") == (refused.status, refused.json["error"]["param"])
+    assert "'r0' has no branches at its beginning" in refused.json["error"]["message"]
+    assert [refused.json["error"]["message"]] == [
+        it["why"] for it in many["report"]["skipped"] if it["rollout_id"] == "r0"
+    ]
+    if group:
+        assert "no_value" == (await proxy.claim(advantage="vine", reward_s=0))["refused"][0]["code"]
+
+
+async def test_branches_of_another_version_are_409_unless_any_counts(proxy, store):
+    """A claim refuses the group with the code `other_version`."""
+    (source, _) = await sources(store, 1.0, 0.0, values=[("s1", (0.5,))])
+    await branch(store, source, "s1", "later", Call("x", "2"), reward=0.0)
+    await mark(store, source, rollouts=["later"])
+    await proxy.get("/groups/g")
+    refused = await proxy.get(f"/rollouts/r0/export?{VINE}")
+    counted = await proxy.get(f"/rollouts/r0/export?{VINE}&any_version=true")
+    claim = await proxy.claim(advantage="vine")
+
+    assert (409, "any_version") == (refused.status, refused.json["error"]["param"])
+    assert {"s0": 0.25, "s1": 0.75, "s2": 0.75, "s3": 0.75} == counted.json["rows"][0]["advantages"]
+    assert "other_version" == claim["refused"][0]["code"]
+    assert ["g"] == [group["group_id"] for group in (await proxy.claim(advantage="vine", any_version=True))["groups"]]
+
+
+async def test_a_rollout_with_rewards_of_threads_is_409(proxy, store):
+    """The rewards of branches are of whole rollouts."""
+    await sources(store, 1.0, 0.0, thread_rewards={"main": 1.0})
+    refused = await proxy.get(f"/rollouts/r0/export?{VINE}")
+
+    assert (409, True) == (refused.status, "thread_rewards" in refused.json["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("advantage=vine&discount=0.5", "discount"),
+        ("advantage=vine&overlong=penalize&max_len=9&overlong_buffer=4", "overlong"),
+        ("advantage=step&any_version=true", "any_version"),
+        ("advantage=vine&format=trl", "advantage"),
+    ],
+)
+async def test_options_that_vine_excludes_are_400(proxy, query, param):
+    refused = await proxy.get(f"/export?{query}")
+
+    assert (400, param) == (refused.status, refused.json["error"]["param"])
+
+
+async def test_a_rollout_without_a_reward_has_no_advantages(proxy, store):
+    await record(store, "r0", *STEPS)
+
+    assert {"r0": None} == await advantages(proxy)

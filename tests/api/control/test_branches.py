@@ -1,0 +1,41 @@
+"""Branches of a rollout and the values of its states, through the API."""
+
+from tests.support.branched import STEPS, Call, branch, mark, record
+
+
+async def test_values_are_shown_by_state_and_version(proxy, store):
+    """Of the three branches before s1, one has no reward."""
+    source = await record(store, "a/b", *STEPS)
+    for name, reward in (("b0", 1.0), ("b1", 0.0), ("b2", None)):
+        await branch(store, source, "s1", name, "x", reward=reward)
+    await branch(store, source, None, "c0", "x", reward=0.25)
+    await mark(store, source, rollouts=("b0", "b1", "b2", "c0"))
+    shown = (await proxy.get("/rollouts/a%2Fb/values")).json
+    entry = {"policy": "default", "branches": 1, "value": 0.25, "count": 1, "std": 0.0}
+    beginning = {"step_id": "s0", "index": 0, **entry}
+    state = {"step_id": "s1", "index": 1, **entry, "branches": 3, "value": 0.5, "count": 2, "std": 0.5}
+
+    assert "a/b" == shown["rollout_id"]
+    assert [beginning, state] == [{k: v for k, v in it.items() if k != "versions"} for it in shown["values"]]
+    assert [
+        [{"policy_versions": ["1"], "value": it["value"], "count": it["count"], "std": it["std"]}]
+        for it in (entry, state)
+    ] == [it["versions"] for it in shown["values"]]
+
+
+async def test_values_of_another_version_are_409_unless_any_counts(proxy, store):
+    source = await record(store, "r1", *STEPS)
+    await branch(store, source, "s1", "b0", Call("x", "2"), reward=1.0)
+    await mark(store, source, rollouts=("b0",))
+    refused = await proxy.get("/rollouts/r1/values")
+    shown = await proxy.get("/rollouts/r1/values?any_version=true")
+
+    assert (409, "any_version") == (refused.status, refused.json["error"]["param"])
+    assert [1.0] == [value["value"] for value in shown.json["values"]]
+
+
+async def test_values_of_an_unknown_rollout_are_404_and_one_without_branches_has_none(proxy):
+    await proxy.chat("r1")
+
+    assert 404 == (await proxy.get("/rollouts/r2/values")).status
+    assert {"rollout_id": "r1", "values": []} == (await proxy.get("/rollouts/r1/values")).json
