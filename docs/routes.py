@@ -11,7 +11,7 @@ _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
 _MODEL_API = ("v1", "inference", "generate", "health")  # also below a rollout
 _CALL = re.compile(r"Make a recorded call in the (\w+) dialect(?:, translated to chat)?\.")
 _SECTIONS = {  # a route is in the first section with a pattern that its path begins with
-    "steps and exports": r"/rollouts/\{rollout_id\}/(steps|tree|values|export|images)|/export|/search",
+    "steps and exports": r"/rollouts/\{rollout_id\}/(steps|tree|branches|values|export|images)|/export|/search",
     "rollouts": "/rollouts",
     "groups": "/groups",
     "batches": "/batches",

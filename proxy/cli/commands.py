@@ -7,6 +7,7 @@ function raises OSError if a request fails.
 import asyncio
 import webbrowser
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from http.client import NOT_FOUND
 from logging import NullHandler
@@ -20,6 +21,7 @@ from proxy.cli.console import print_json, print_lines, print_note, print_table
 from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.render import RolloutView, StepView, number, step_lines, table
 from proxy.clock import SystemClock
+from tokentape.control_api import path_of
 from tokentape.transport import LOG
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -100,12 +102,15 @@ async def print_rollout(
         tree = await control.tree(rollout_id)
         rollout = await control.rollout(rollout_id)  # after the tree, which computes the drift
         steps = [step async for step in control.steps(rollout_id)]
+        branches: list[dict[str, Any]] = []
+        with suppress(Refused):  # an older proxy
+            branches = (await control.send("GET", path_of("rollouts", rollout_id, "branches")))["branches"]
         if view.logprobs and not as_json:
             view = replace(view, texts=await control.texts(steps))
     if as_json:
-        print_json({"rollout": rollout, "tree": tree, "steps": steps})
+        print_json({"rollout": rollout, "tree": tree, "steps": steps, "branches": branches})
         return
-    print_lines(out, RolloutView(rollout, tree, steps, view).lines())
+    print_lines(out, RolloutView(rollout, tree, steps, view, branches).lines())
 
 
 async def print_step(

@@ -5,7 +5,7 @@ rendered once. A branch that starts at a step of another branch names that step.
 engines, so all are escaped with `visible`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,6 +72,7 @@ def colored(
 
 
 ROLE_WIDTH = 10  # cells
+MAX_BRANCHES = 8  # of a step
 MAX_LINES, MAX_CHARACTERS = 12, 1200  # of a message that is not a completion, without --whole
 
 
@@ -175,6 +176,18 @@ def continuation_lines(step: Mapping[str, Any]) -> Iterator[Text]:
         return
     counts = f"continued: {recorded['kept']} ids kept, {recorded['bridge']} ids rendered"
     yield Text(visible(f"{counts}. {why}" if why else counts), DIM)
+
+
+def branches_lines(step: Mapping[str, Any], branches: Iterable[Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield the rollouts that branch before or after a step, with their rewards."""
+    for place in ("before", "through"):
+        here = [branch for branch in branches if branch.get(place) == step["step_id"]]
+        if not here:
+            continue
+        earned = [f"{branch['rollout_id']} {_reward(branch)}" for branch in here[:MAX_BRANCHES]]
+        rest = f" and {len(here) - MAX_BRANCHES} more" if len(here) > MAX_BRANCHES else ""
+        when = {"before": "before", "through": "after"}[place]
+        yield Text(visible(f"{len(here)} branched {when} this step: {', '.join(earned)}{rest}"), "magenta")
 
 
 def prompt_lines(step: Mapping[str, Any], parent: Mapping[str, Any] | None, *, whole: bool) -> Iterator[Text]:
@@ -313,13 +326,19 @@ class StepView:
 
 
 class RolloutView:
-    """A rollout, its tree and its steps, as the control API returns them."""
+    """A rollout, its tree, its steps and its branches, as the control API returns them."""
 
-    __slots__ = ("_nodes", "_rollout", "_steps", "_tree", "_view")
+    __slots__ = ("_branches", "_nodes", "_rollout", "_steps", "_tree", "_view")
 
     def __init__(
-        self, rollout: Mapping[str, Any], tree: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], view: StepView
+        self,
+        rollout: Mapping[str, Any],
+        tree: Mapping[str, Any],
+        steps: Sequence[Mapping[str, Any]],
+        view: StepView,
+        branches: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        self._branches = branches
         self._rollout = rollout
         self._tree = tree
         self._steps = {step["step_id"]: step for step in steps}
@@ -388,6 +407,7 @@ class RolloutView:
         ]
         yield headline(step).append("".join(f"  {mark}" for mark in marks if mark), "magenta")
         yield from continuation_lines(step)
+        yield from branches_lines(step, self._branches)
         yield from problems(step)
         yield from completion_lines(step, position, is_trained=node["owner"] is not None)
         start = 0 if parent is None else self._nodes[parent]["end"]
@@ -456,21 +476,32 @@ def _playback_lines(playback: Mapping[str, Any]) -> Iterator[Text]:
     total = f"{playback['answered']} of {playback['answerable']} steps answered{unanswerable}, {playback['live']} live"
     yield Text(visible(f"playback of {playback['of']}{step}; {total}"), "magenta")
     if count := playback["mismatches"]:
-        first = orjson.dumps(playback["first_mismatch"]).decode()
-        yield Text.assemble(
-            ("! ", "bold yellow"), (f"{count} calls refused: not on the tape; the first: {visible(first)}", "yellow")
-        )
+        refused = f"{count} call{'s' * (count > 1)} refused; the first {_difference(playback['first_mismatch'])}"
+        yield Text.assemble(("! ", "bold yellow"), (visible(refused), "yellow"))
+
+
+def _difference(first: Mapping[str, Any]) -> str:
+    """Format how the first refused call differs from the nearest step of the tape."""
+    if first["step_id"] is None:
+        return "came after all steps were answered"
+    nearest = f"differs from step {first['step_id']}"
+    if first["path"] is None:
+        return f"{nearest} in its dialect"
+    return f"{nearest} at {first['path']}: {first['value']!r}, recorded {first['recorded']!r}"
 
 
 def _facts(rollout: Mapping[str, Any]) -> str:
-    reward = "no reward" if rollout["reward"] is None else f"reward {number(rollout['reward'])}"
     facts = (
         ("reason", rollout.get("reason")),
         ("group", rollout["group_id"]),
         ("model", rollout["model"]),
         ("claimed by", rollout["claimed_by"]),
     )
-    return "  ".join([reward, *(f"{name} {visible(value)}" for name, value in facts if value)])
+    return "  ".join([_reward(rollout), *(f"{name} {visible(value)}" for name, value in facts if value)])
+
+
+def _reward(rollout: Mapping[str, Any]) -> str:
+    return "no reward" if rollout["reward"] is None else f"reward {number(rollout['reward'])}"
 
 
 def drift_lines(boundary: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> Iterator[Text]:

@@ -162,7 +162,7 @@ def outline(
             }
             for node in tree.nodes
         ],
-        "logprobs": histogram(node.choice for node in tree.nodes),
+        "logprobs": histogram(node.choice for node in tree.nodes if node.step.inherited is None),
         "drift": [
             {**asdict(boundary), **{name: why[name] for name in ("reason", "why") if name in why}}
             for boundary in drift

@@ -461,6 +461,19 @@ async def test_each_step_shows_its_continuation(read):
     assert "continued: 7 ids kept, 2 ids rendered\n" in alone
 
 
+async def test_a_step_lists_its_branches_with_their_rewards(read):
+    """Those before it and those after it, up to eight each."""
+    rollout, tree, steps = await read("demo")
+    branches = [{"rollout_id": f"b{n}\x1b", "reward": n / 2, "before": steps[1]["step_id"]} for n in range(9)]
+    branches.append({"rollout_id": "c", "reward": None, "through": steps[1]["step_id"]})
+    shown = plain(RolloutView(rollout, tree, steps, StepView(), branches).lines())
+    (listed,) = [line for line in shown.split("\n") if "branched before" in line]
+
+    assert listed.startswith("9 branched before this step: b0\\x1b reward 0, b1\\x1b reward 0.5, ")
+    assert listed.endswith("b7\\x1b reward 3.5 and 1 more")
+    assert shown.index("step 1  ") < shown.index("1 branched after this step: c no reward\n") < shown.index("step 2  ")
+
+
 async def test_ids_groups_and_metadata_in_the_header_are_escaped(read):
     rollout, _, _ = await read("demo")
     hostile = {
@@ -481,13 +494,20 @@ async def test_the_header_of_a_playback_has_its_source_and_its_mismatches(read):
     rollout, _, _ = await read("demo")
     playback = {"of": "r\x1b0", "on_mismatch": "branch", "answerable": 5, "unanswerable": 0, "mismatches": 0}
     playback |= {"answered": 3, "live": 2, "branched": True}
-    missed = {"unanswerable": 1, "mismatches": 2, "first_mismatch": {"found": "\u202e"}}
+    missed = {"unanswerable": 1, "mismatches": 2}
+    first = {"step_id": "S4", "path": "tools", "value": "\u202e", "recorded": None}
 
     assert "playback of r\\x1b0; 3 of 5 steps answered, 2 live\n" in plain(header({**rollout, "playback": playback}))
     for name in ("before", "through"):
-        shown = plain(header({**rollout, "playback": {**playback, **missed, name: "S4"}}))
+        shown = plain(header({**rollout, "playback": {**playback, **missed, name: "S4", "first_mismatch": first}}))
         assert f"playback of r\\x1b0 {name} step S4; 3 of 5 steps answered, 1 cannot be answered, 2 live\n" in shown
-        assert '! 2 calls refused: not on the tape; the first: {"found":"\\u202e"}\n' in shown
+        assert "! 2 calls refused; the first differs from step S4 at tools: '\\u202e', recorded None\n" in shown
+    for change, why in (
+        ({"path": None}, "differs from step S4 in its dialect"),
+        ({"step_id": None}, "came after all steps were answered"),
+    ):
+        refused = {**playback, "mismatches": 1, "first_mismatch": {**first, **change}}
+        assert f"! 1 call refused; the first {why}\n" in plain(header({**rollout, "playback": refused}))
     assert "playback" not in plain(header(rollout))
 
 

@@ -51,7 +51,7 @@ class Readers:
 
     async def rollout(self, rollout: str, random: Random) -> None:
         """Read a rollout through every route, its rows in some formats and containers."""
-        for path in ("", "/steps?limit=1", "/tree", "/tree?texts=true", "/values?any_version=true"):
+        for path in ("", "/steps?limit=1", "/tree", "/tree?texts=true", "/branches", "/values?any_version=true"):
             await self.request("GET", f"/rollouts/{rollout}{path}")
         for include in ("exact", "flagged"):
             await self.request("GET", f"/rollouts/{rollout}/export?include={include}&{self.drawn(random)}")

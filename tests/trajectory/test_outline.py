@@ -105,6 +105,7 @@ def test_an_inherited_step_names_the_step_that_was_sampled():
     assert [inherited["inherited"], None] == [node.get("inherited") for node in drawn["nodes"]]
     assert "inherited" not in drawn["nodes"][1]
     assert [inherited["inherited"]] == [step["inherited"] for step in drawn["unplaced"]]
+    assert 1 == sum(drawn["logprobs"]["counts"])  # without its tokens
 
 
 def test_a_drift_boundary_shows_why_its_step_was_not_continued():

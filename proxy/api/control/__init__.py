@@ -54,6 +54,7 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     route(
         "get", f"{_R}/tree", steps.show_tree, "Get the tree of a rollout's steps, with drift.", *_READ, query=schemas.ShowTree
     ),
+    route("get", f"{_R}/branches", branches.list_branches, "List the rollouts that play a rollout back.", 200, 404),
     route(
         "get", f"{_R}/values", branches.show_values, "Get the values of a rollout's states: the mean rewards of its branches.",
         *_READ, 409, query=schemas.ShowValues,

@@ -290,11 +290,17 @@ def shown_playback(rollout: Rollout) -> dict[str, Any]:
 
 def _tape(playback: Playback) -> dict[str, Any]:
     """Return what does not change: the source, its step at which the playback branches, and how much can be answered."""
-    step = [name for name in ("before", "through") if getattr(playback, name) is not None]
     return {
-        **named(playback, "of", *step, "on_mismatch", *(("ignore",) if playback.ignore else ()), "answerable"),
+        "of": playback.of,
+        **branch_step(playback),
+        **named(playback, "on_mismatch", *(("ignore",) if playback.ignore else ()), "answerable"),
         "unanswerable": playback.end - playback.answerable,
     }
+
+
+def branch_step(playback: Playback) -> dict[str, str]:
+    """Return the step of the source at which a playback branches, if it does."""
+    return {name: step for name in ("before", "through") if (step := getattr(playback, name)) is not None}
 
 
 _DISPATCH: Final = ("server", "protocol", "state")

@@ -5,6 +5,7 @@ import { count, decimal, duration, hash, line } from "./format.js";
 import { html, useEffect, useKeys, useMemo, useRef, useState } from "./html.js";
 import { follow, gently } from "./live.js";
 import { driftOf, Ended, Fidelity, Since, Status } from "./parts.js";
+import { PlayedMark } from "./playback.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
@@ -36,8 +37,14 @@ function failed({ counts, errors }) {
 /** Return the time from the first call of a rollout to its end, or to its last change. */
 const tookOf = (r) => (r.began_ms === null ? null : Math.max(0, (r.finished_ms ?? r.touched_ms) - r.began_ms));
 
+/** Show the ID of a rollout, with a mark if it is a playback. */
+function named({ rollout_id: id, playback }) {
+  if (!playback) return html`<${Ended} text=${id} />`;
+  return html`<span class="played"><${PlayedMark} of=${playback} /><${Ended} text=${id} /></span>`;
+}
+
 const COLUMNS = [
-  { key: "id", title: "Rollout", cell: (r) => html`<${Ended} text=${r.rollout_id} />`, sort: (r) => r.rollout_id },
+  { key: "id", title: "Rollout", cell: named, sort: (r) => r.rollout_id },
   { key: "task", title: "Task", cell: (r) => html`<span title=${task(r)}>${task(r)}</span>`, sort: (r) => r.task },
   { key: "status", title: "Status", cell: (r) => html`<${Status} of=${r.status} />`, sort: (r) => r.status },
   { key: "reward", title: "Reward", cell: (r) => decimal(r.reward), sort: (r) => r.reward, first: "down" },

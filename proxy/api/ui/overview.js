@@ -77,8 +77,7 @@ function Rewards({ found }) {
     <${RewardPlot} found=${rewarded} axes=${{ x: "policy version of the first reply (line: means)", y: "reward" }} />`;
 }
 
-const rewardOf = ({ rollout: { rollout_id: id, reward }, tree }) => ({
-  version: tree.nodes[0] ? versionOf(tree.nodes[0]) : null,
-  reward,
-  label: `${line(id, 60)}: reward ${decimal(reward)}`,
-});
+function rewardOf({ rollout: { rollout_id: id, reward }, tree }) {
+  const first = tree.nodes.find((node) => !node.inherited);
+  return { version: first ? versionOf(first) : null, reward, label: `${line(id, 60)}: reward ${decimal(reward)}` };
+}

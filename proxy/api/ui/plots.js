@@ -19,9 +19,9 @@ export function logprobCounts(lists) {
   return { width: WIDTH, counts };
 }
 
-/** Return the completion tokens per second of a call, from the request to the last byte; null if they are unknown. */
+/** Return the completion tokens per second of a call, from the request to the last byte; null if none were sampled. */
 export function speed(row) {
-  return row.ended_ms > row.started_ms && row.sampled > 0
+  return row.ended_ms > row.started_ms && row.sampled > 0 && !row.inherited
     ? (1000 * row.sampled) / (row.ended_ms - row.started_ms)
     : null;
 }

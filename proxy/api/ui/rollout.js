@@ -5,6 +5,7 @@ import { clock, count, decimal, duration, hash, line } from "./format.js";
 import { Facts, html, Path, useKeys, useMemo } from "./html.js";
 import { useLoaded } from "./live.js";
 import { driftOf, Fidelity, Status } from "./parts.js";
+import { FirstMismatch, Played, Playbacks, readTree } from "./playback.js";
 import { RolloutPlots } from "./plots.js";
 import { Raw } from "./raw.js";
 import { Sequences } from "./sequences.js";
@@ -16,7 +17,7 @@ const TABS = { steps: "Steps", sequences: "Sequences", plots: "Plots" };
 
 export function Rollout({ rolloutId, tab, shell }) {
   const load = async () => {
-    const parts = [json(["rollouts", rolloutId]), tab === "sequences" ? null : json(["rollouts", rolloutId, "tree"])];
+    const parts = [json(["rollouts", rolloutId]), tab === "sequences" ? null : readTree(rolloutId)];
     const [rollout, tree] = await Promise.all(parts);
     if (tree !== null) Object.assign(memory, { rolloutId, tree });
     return { rollout, tree };
@@ -36,7 +37,8 @@ export function Rollout({ rolloutId, tab, shell }) {
       </nav>
     </div>
     ${rollout && html`
-      <${Facts} of=${[...factsOf(rollout), ...threadsOf(tree)]} />
+      <${Facts} of=${[...factsOf(rollout), ...threadsOf(tree), ...playbacksOf(tree)]} />
+      ${rollout.playback?.mismatches > 0 && html`<${FirstMismatch} of=${rollout.playback} />`}
       <${Raw} text=${JSON.stringify(rollout)} name=${`rollout-${rolloutId}`} />`}
     ${shown === "steps" && html`<${Steps} rolloutId=${rolloutId} rows=${rows} />`}
     ${shown === "sequences" && html`<${Sequences} rolloutId=${rolloutId} shell=${shell} />`}
@@ -51,22 +53,26 @@ function threadsOf(tree) {
   return [["Threads", line(named.join(" · "), 400)]];
 }
 
+const playbacksOf = (tree) => (tree?.playbacks.length ? [["Playbacks", html`<${Playbacks} of=${tree.playbacks} />`]] : []);
+
 const also = (number, what) => (number ? `, ${count(number)} ${what}` : "");
 
 function factsOf(rollout) {
   const { counts, drift } = rollout;
   const failed = also(counts.error, "failed") + also(counts.undelivered, "undelivered") + also(counts.late, "late");
+  const inherited = also(counts.inherited_tokens, "inherited");
   const kinds = Object.entries(drift ?? {}).map(([kind, n]) => ` · ${kind} ${n}`);
   const reason = rollout.reason ? ` (${rollout.reason})` : "";
   const after = duration(rollout.finished_ms - rollout.created_ms);
   return [
     ["Status", html`<${Status} of=${rollout.status} />`],
     ["Reward", decimal(rollout.reward)],
-    ["Steps", count(counts.steps) + failed],
+    ["Steps", count(counts.steps) + also(counts.inherited, "inherited") + failed],
     ["Exact / flagged", html`<${Fidelity} exact=${counts.exact} flagged=${counts.flagged} />`],
-    ["Tokens", `${count(counts.prompt_tokens)} prompt tokens, ${count(counts.sampled_tokens)} completion tokens`],
+    ["Tokens", `${count(counts.prompt_tokens)} prompt tokens, ${count(counts.sampled_tokens)} completion tokens${inherited}`],
     ["Drift", drift ? `${count(driftOf(rollout))}${kinds.join("")}` : "counted when the rollout finishes"],
     ["Group", rollout.group_id && html`<a href=${hash("group", rollout.group_id)}>${line(rollout.group_id, 80)}</a>`],
+    ...(rollout.playback ? [["Playback", html`<${Played} of=${rollout.playback} />`]] : []),
     ["Opened", `${clock(rollout.created_ms)} UTC`],
     ["Finished", rollout.finished_ms ? `after ${after}${reason}` : "–"],
     ["Metadata", line(JSON.stringify(rollout.metadata ?? {}), 400)],

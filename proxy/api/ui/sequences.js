@@ -3,6 +3,7 @@
 import { json, lines } from "./api.js";
 import { count, decimal, hash, line, versionOf } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
+import { Sampled } from "./playback.js";
 import { Table } from "./table.js";
 import { TokenView } from "./tokens.js";
 
@@ -79,6 +80,11 @@ function Opened({ row, rolloutId }) {
       ${last && html`
         <p class="dim">
           Ends with step <a href=${hash("rollout", rolloutId, "step", last.step_id)}>${line(last.step_id, 60)}</a>
+        </p>`}
+      ${row.inherited && html`
+        <p class="dim">
+          ${count(row.inherited.tokens)} tokens are inherited, the last of <${Sampled} rolloutId=${row.inherited.of}
+            stepId=${row.inherited.step_id} />
         </p>`}
       ${row.problems && html`<p class="flagged">⚑ ${line(row.problems.join(", "), 300)}</p>`}
       <${TokenView} label=${`Tokens of branch ${row.branch}`} row=${tokens} of=${textsOf(rolloutId, row)} />

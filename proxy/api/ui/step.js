@@ -1,11 +1,12 @@
 // A step: its facts, its messages, and beside them its tokens with their kinds, spans and drift.
 
-import { json, text } from "./api.js";
+import { text } from "./api.js";
 import { Histogram } from "./charts.js";
 import { clock, count, decimal, duration, hash, line, versionOf } from "./format.js";
 import { Facts, html, Path, useEffect, useKeys, useMemo, useState } from "./html.js";
 import { Conversation } from "./messages.js";
 import { Status } from "./parts.js";
+import { Branches, branchesAt, readTree, Sampled } from "./playback.js";
 import { logprobCounts } from "./plots.js";
 import { Raw } from "./raw.js";
 import { TokenView } from "./tokens.js";
@@ -24,7 +25,7 @@ export function Step({ rolloutId, stepId, shell }) {
       if (isOver) return;
       setLoaded({ source, step: JSON.parse(source) });
       if (memory.rolloutId !== rolloutId || !order(layout(memory.tree)).includes(stepId))
-        Object.assign(memory, { rolloutId, tree: await json(["rollouts", rolloutId, "tree"]) });
+        Object.assign(memory, { rolloutId, tree: await readTree(rolloutId) });
       if (!isOver) setTree(memory.tree);
     };
     load().catch((error) => !isOver && shell.fail(error));
@@ -58,11 +59,13 @@ function Loaded({ step, source, tree }) {
   const { step_id: stepId, rollout_id: rolloutId } = step;
   const drift = tree?.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId) ?? [];
   const { continuation, fork } = (tree && [...tree.nodes, ...tree.unplaced].find((node) => node.step_id === stepId)) ?? {};
+  const branches = branchesAt(tree?.playbacks ?? [], stepId);
   const rows = useMemo(() => step.choices.map((choice) => rowOf(step, choice, drift)), [step, tree]);
   return html`
     <${Facts} of=${factsOf(step)} />
     ${continuation && html`<${Continued} continuation=${continuation} rolloutId=${rolloutId} />`}
     ${fork && html`<${Forked} fork=${fork} rolloutId=${rolloutId} />`}
+    ${branches.length > 0 && html`<${Branches} branches=${branches} stepId=${stepId} />`}
     ${drift.length > 0 && html`<${Drifts} drift=${drift} rolloutId=${rolloutId} stepId=${stepId} />`}
     <${Raw} text=${source} name=${`step-${stepId}`} />
     <div class="beside">
@@ -96,7 +99,7 @@ function rowOf(step, choice, drift) {
   return {
     ids,
     opening: from,
-    kind: (at) => (at < from ? "prompt" : isFlagged ? "flagged" : "sampled"),
+    kind: (at) => (at < from ? "prompt" : isFlagged ? "flagged" : step.inherited ? "context" : "sampled"),
     logprob: (at) => (at < from ? null : (choice.logprobs[at - from] ?? null)),
     version: (at) => (at < from ? null : versionOf({ ...step, ...spanAt(at) })),
     span: (at) => {
@@ -117,14 +120,16 @@ function factsOf(step) {
   const prompted = (step.prompts ?? [step.prompt_ids ?? []]).reduce((sum, ids) => sum + ids.length, 0);
   const flagged = (words) => html`<span class="flagged">${words}</span>`;
   const problems = () => flagged(`⚑ ${line(fidelity.why.join(" ") || fidelity.problems.join(", "), 600)}`);
+  const origin = () => html`<${Sampled} rolloutId=${step.inherited.rollout_id} stepId=${step.inherited.step_id} />`;
   return [
     ["Status", html`<${Status} of=${step.status} />${step.reason && ` ${line(step.reason, 200)}`}`],
     ["Fidelity", fidelity.exact ? html`<span class="exact">exact ✓</span>` : problems()],
+    ...(step.inherited ? [["Inherited from", origin()]] : []),
     ["Delivered", step.delivered ? "yes" : flagged("no")],
     ...(step.late ? [["Late", flagged("the call ended after the rollout finished")]] : []),
     ["Tokens", `${count(prompted)} prompt tokens, ${count(sampled)} completion tokens`],
     ["Took", `${duration(took("last_byte"))}, first byte after ${duration(took("first_byte"))}`],
-    ["Speed", took("last_byte") ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
+    ["Speed", took("last_byte") && !step.inherited ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
     ...(step.policy === undefined ? [] : [["Policy", line(step.policy)]]),
     ["Policy version", line(versions.join(" → ") || "–")],
     ...(step.policy_epoch ? [["Policy epoch", count(step.policy_epoch)]] : []),

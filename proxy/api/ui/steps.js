@@ -3,6 +3,7 @@
 import { count, decimal, duration, hash, line, versionOf } from "./format.js";
 import { html, useMemo } from "./html.js";
 import { Status } from "./parts.js";
+import { BranchesMark, InheritedMark } from "./playback.js";
 import { speed } from "./plots.js";
 import { Table } from "./table.js";
 import { continuationText, position, range } from "./tree.js";
@@ -84,10 +85,11 @@ function Bar({ row, span }) {
   const fast = speed(row);
   const pace = fast === null ? "" : `, ${decimal(fast, 1)} tokens/s`;
   const first = firstByte(row) === null ? "" : `, first byte after ${duration(firstByte(row))}`;
-  const label = `started after ${duration(row.started_ms - span.from)}, took ${duration(took(row))}${first}${pace}`;
+  const how = row.inherited ? ", inherited" : "";
+  const label = `started after ${duration(row.started_ms - span.from)}, took ${duration(took(row))}${first}${pace}${how}`;
   const isOff = !row.exact || row.status !== "complete";
   return html`
-    <span class="timeline" title=${label} role="img" aria-label=${label}>
+    <span class=${row.inherited ? "timeline inherited" : "timeline"} title=${label} role="img" aria-label=${label}>
       <span class=${`timebar${isOff ? " off" : ""}`}
         style=${`left: ${left}%; width: ${Math.max(0.4, widthOf(took(row)))}%`}></span>
       ${!isOff && html`<span class="timebar wait" style=${`left: ${left}%; width: ${widthOf(firstByte(row))}%`}></span>`}
@@ -101,6 +103,8 @@ function marks(row) {
     row.status !== "complete" && html`<${Status} of=${row.status} />`,
     row.status !== "error" && row.exact && mark("exact", "exact", "✓"),
     row.status !== "error" && !row.exact && mark("flagged", row.problems.join(", "), `⚑ ${line(row.problems[0] ?? "", 30)}`),
+    row.inherited && html`<${InheritedMark} of=${row.inherited} />`,
+    row.playbacks.length > 0 && html`<${BranchesMark} branches=${row.playbacks} />`,
     row.continuation && !isNamedByDrift && continuationMark(row.continuation),
     row.drift.length > 0 && mark("driftmark", row.drift.map(driftTitle).join(", "), `◆ ${line(row.drift[0].kind, 20)}`),
     row.thread && row.thread.kind !== "main" && threadMark(row.thread),

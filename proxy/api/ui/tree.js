@@ -9,6 +9,7 @@ export function layout(tree) {
   const drift = Map.groupBy(tree.drift, (entry) => entry.step_id);
   const depths = new Map([[null, 0]]);
   const byNode = new Map(tree.nodes.map((node) => [node.node, node]));
+  const playbacks = Map.groupBy(tree.playbacks ?? [], (one) => one.before ?? one.through);
   const threads = new Map(tree.threads.map((thread) => [thread.name, thread]));
   const rows = tree.nodes.map((node) => {
     const begins = node.parent === null || children.get(node.parent).length > 1; // other nodes have the same parent
@@ -26,6 +27,7 @@ export function layout(tree) {
   });
   for (const step of tree.unplaced)
     rows.push({ ...step, key: `${step.step_id}/-`, depth: 0, unplaced: true, drift: [], thread: threads.get(step.thread) });
+  for (const row of rows) row.playbacks = playbacks.get(row.step_id) ?? [];
   return rows.sort((a, b) => a.started_ms - b.started_ms || a.index - b.index || a.choice - b.choice);
 }
 

@@ -1,6 +1,39 @@
 """Branches of a rollout and the values of its states, through the API."""
 
-from tests.support.branched import STEPS, Call, branch, mark, record
+from tests.support.branched import STEPS, Call, branch, mark, record, replay
+
+
+async def test_branches_are_listed_with_their_steps_and_rewards(proxy, store):
+    """With a playback that branches nowhere, and without a rollout that was deleted."""
+    source = await record(store, "a/b", *STEPS)
+    await branch(store, source, "s1", "b0", "x", reward=1.0, status="completed")
+    await branch(store, source, "s2", "b1", reached=False, group_id="g")
+    await replay(store, source, "p")
+    await mark(store, source, rollouts=("b0", "b1", "gone", "p"))
+    shown = (await proxy.get("/rollouts/a%2Fb/branches")).json
+    first = {
+        "rollout_id": "b0",
+        "group_id": None,
+        "status": "completed",
+        "reward": 1.0,
+        "before": "s1",
+        "branched": True,
+    }
+    open_one = {"status": "open", "reward": None, "branched": False}
+
+    assert "a/b" == shown["rollout_id"]
+    assert [
+        first,
+        {"rollout_id": "b1", "group_id": "g", "before": "s2", **open_one},
+        {"rollout_id": "p", "group_id": None, **open_one},
+    ] == shown["branches"]
+
+
+async def test_branches_of_an_unknown_rollout_are_404_and_one_without_any_has_none(proxy):
+    await proxy.chat("r1")
+
+    assert 404 == (await proxy.get("/rollouts/r2/branches")).status
+    assert {"rollout_id": "r1", "branches": []} == (await proxy.get("/rollouts/r1/branches")).json
 
 
 async def test_values_are_shown_by_state_and_version(proxy, store):

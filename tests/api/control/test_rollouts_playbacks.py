@@ -10,7 +10,7 @@ from proxy.rollouts.rollout import write_fields
 from proxy.trajectory.codec import encode
 
 TAPE = {"of": "r1", "before": "s3", "on_mismatch": "branch", "answerable": 2, "unanswerable": 1}
-FIRST = {"path": "messages[1].content", "recorded": "a", "received": "b"}
+FIRST = {"step_id": "s3", "path": "messages[1].content", "value": "b", "recorded": "a"}
 
 
 async def play(proxy, store) -> dict[str, str]:
