@@ -37,7 +37,7 @@ $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 _SCRIPT: Final = """## A script for the simulator
 
 `tokentape simulate --script FILE` replies from a YAML or JSON file to chats. The first conversation with a `when` that occurs
-in the first user message applies:
+in the first user message, or else in a later one, applies:
 
 <!-- checked by tests/simulator/test_script.py -->
 ```yaml

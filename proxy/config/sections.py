@@ -339,7 +339,7 @@ def _check_pattern(pattern: str) -> str:
 Kind: TypeAlias = Literal["main", "sub-agent", "compaction", "auxiliary"]
 Preset: TypeAlias = Literal[
     "agno", "aider", "autogen", "claude-code", "cline", "codex", "crewai", "gemini-cli", "google-adk", "langchain",
-    "openclaw", "opencode", "pi", "qwen-code", "smolagents", "strands",
+    "mini-swe-agent", "openclaw", "opencode", "pi", "qwen-code", "smolagents", "strands",
 ]  # fmt: skip
 Pattern: TypeAlias = Annotated[str, Field(max_length=1000), AfterValidator(_check_pattern)]
 

@@ -12,7 +12,7 @@ a chat determines its turn, so every rollout, retry and branch gets its own turn
     - say: The sun shines.
       cut: [{after: 2, by: abort}, 1]                  # the first attempt is aborted, the second disconnects
 
-or several conversations; the first applies that has its `when` in the first user message:
+or several conversations; the first applies that has its `when` in the first user message, or else in the next ones:
 
     - when: Oslo
       turns: [{say: It rains.}]
@@ -90,7 +90,7 @@ class Turn:
 
 @dataclass(frozen=True, config=_STRICT)
 class Conversation:
-    """The turns of chats that contain `when` in their first user message."""
+    """The turns of chats that contain `when` in their first user message, or else in a later one."""
 
     turns: list[Turn]
     when: str = ""
@@ -113,10 +113,11 @@ class Script:
 
         Raises RequestError if this attempt fails by the script, or the script has no conversation or turn for it.
         """
-        users = (content_text(message.get("content")) for message in messages if message.get("role") == "user")
-        topic = next(users, "")
+        users = [content_text(message.get("content")) for message in messages if message.get("role") == "user"] or [""]
+        topic = users[0]  # later ones are needed for Codex, whose first message has the working directory
         number = sum(message.get("role") == "assistant" for message in messages)
-        index = next((i for i, conversation in enumerate(self._conversations) if conversation.when in topic), None)
+        matching = (i for text in users for i, each in enumerate(self._conversations) if each.when in text)
+        index = next(matching, None)
         if index is None:
             raise invalid_value(f"The script has no conversation for {topic[:80]!r}.", "messages")
         turns = self._conversations[index].turns

@@ -1,10 +1,11 @@
-"""What clients and operators name: the agent of a call, and rules for the kinds of threads, with presets for known agents.
+"""What clients and operators name: the agent of a call, rules for the kinds of threads, and presets for known agents.
 
 A rule has patterns of a call's model, system prompt, last user message, tools and agent. A pattern has `*` for any characters.
 It is matched part by part; the time is linear in the text for any pattern.
 
 A preset matches an agent's calls that the general rules do not recognize in every rollout, and calls with a certain text, in
-the agent's version that was read. Sub-agents need no rule, because a tool calls them with their text.
+the agent's version that was read. Sub-agents need no rule, because a tool calls them with their text. It also has the texts
+that are different in each run of the agent: dates, times, random ids, and files that are named by them. A tape ignores them.
 """
 
 import re
@@ -136,11 +137,16 @@ class ThreadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The rules for an agent, and its package and version on PyPI or npm, in which the texts were read."""
+    """The rules for an agent, and its package and version on PyPI or npm, in which the texts were read.
+
+    `ignore` are patterns with `*` for any characters within a line. Working directories are not among them: recorded replies
+    contain their paths, so a playback in another directory would act on files that do not exist.
+    """
 
     package: str
     version: str
     rules: tuple[ThreadRule, ...]
+    ignore: tuple[str, ...]
 
 
 def _by(kind: ThreadKind, system: Iterable[str], user: Iterable[str]) -> tuple[ThreadRule, ...]:
@@ -156,9 +162,10 @@ def _preset(
     others: Iterable[ThreadRule] = (),
     auxiliary: Iterable[str] = (),
     auxiliary_user: Iterable[str] = (),
+    ignore: tuple[str, ...] = (),
 ) -> Preset:
     before = _by("compaction", compaction, compaction_user)
-    return Preset(package, version, (*before, *others, *_by("auxiliary", auxiliary, auxiliary_user)))
+    return Preset(package, version, (*before, *others, *_by("auxiliary", auxiliary, auxiliary_user)), ignore)
 
 
 PRESETS: Final[Mapping[str, Preset]] = {
@@ -205,6 +212,19 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "*You are now acting as the memory extraction subagent.*",
             "*# Dream: Memory Consolidation*",
         ),
+        ignore=(
+            "Today's date is *",
+            "The current month is *",  # in a tool's description
+            "OS Version: *",
+            "agentId: *",
+            "duration_ms*</",
+            "output_file: *",
+            "Command running in background with ID: *",
+            "Full output saved to: *",
+            "<task-id>*</task-id>",
+            "<tool-use-id>*</tool-use-id>",
+            "<output-file>*</output-file>",
+        ),
     ),
     "cline": _preset(
         "cline", "3.0.65",
@@ -218,6 +238,16 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "*## Memory Writing Agent: Phase *",
             "*You are part of an agent memory system.*",
             "*Generate a concise, single-line task title of at most *",
+        ),
+        ignore=(
+            "<current_date>*</current_date>",
+            "Chunk ID: *",
+            "Wall time* seconds",
+            "running with session ID *",
+            # The results of the default model's tool, which runs JavaScript.
+            '"chunk_id":"*"',
+            '"wall_time_seconds":*,',
+            '"session_id":*,',
         ),
     ),
     "crewai": _preset(
@@ -259,6 +289,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         "langchain", "1.4.7",
         compaction_user=("<role>\nContext Extraction Assistant\n</role>*",),
     ),
+    "mini-swe-agent": _preset("mini-swe-agent", "2.4.6", ignore=("Linux * SMP *",)),
     "openclaw": _preset(
         "openclaw", "2026.9.6",
         compaction=("You are a context summarization assistant.*",),
@@ -283,6 +314,11 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "Summarize what was done in this conversation. Write like a pull *",
         ),
         auxiliary_user=("Generate a short 2-3 word name that describes this task:*",),
+        ignore=(
+            "Today's date: *",
+            "Full output saved to: *",
+            '<task id="*"',
+        ),
     ),
     "pi": _preset(
         "@mariozechner/pi-coding-agent", "0.73.1",

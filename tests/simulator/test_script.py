@@ -101,8 +101,11 @@ async def test_a_cut_disconnects_the_first_attempt(client):
 
 
 @pytest.mark.parametrize("text", ["[{when: Rome, turns: [{say: Sun.}]}, {when: Oslo, turns: [{say: Rain.}]}]"])
-async def test_the_first_user_message_selects_the_conversation(client):
-    """The first user message selects the conversation; no match, and a turn after the last, are errors."""
+async def test_the_first_user_message_that_matches_selects_the_conversation(client):
+    """Later ones are searched if the first one has no match; no match at all, and a turn after the last, are errors."""
+    asked = [{"role": "user", "content": text} for text in ("It is May.", "How is Oslo?", "And Rome?")]
+    assert "Rain." == (await reply(client, asked)).message.content
+    assert "Sun." == (await reply(client, asked[::-1])).message.content
     assert "Rain." == (await reply(client, [{"role": "user", "content": "How is Oslo?"}])).message.content
     assert "Sun." == (await reply(client, [{"role": "user", "content": "And Rome?"}])).message.content
     with pytest.raises(openai.BadRequestError, match="no conversation"):

@@ -211,6 +211,52 @@ def test_each_rule_of_a_preset_is_for_a_text_of_the_agent(preset):
     assert set(PRESETS[preset].rules) == first
 
 
+RANDOM = [  # lines of two runs, in another month
+    ("claude-code", "Today's date is 2026-11-27.", "Today's date is 2026-12-01."),
+    ("claude-code", "- The current month is November 2026 — use this", "- The current month is December 2026 — use this"),
+    ("claude-code", " - OS Version: Linux 6.18.44-fc-v657", " - OS Version: Linux 6.12.1"),
+    ("claude-code", "agentId: a8d7599edf (use SendMessage)", "agentId: a9dde4f566 (use SendMessage)"),
+    ("claude-code", "duration_ms: 1721</usage>", "duration_ms: 804</usage>"),
+    ("claude-code", "<duration_ms>1157</duration_ms></usage>", "<duration_ms>99</duration_ms></usage>"),
+    ("claude-code", "output_file: /tmp/c7f842/abfbd3.output", "output_file: /tmp/a2a633/a0081b.output"),
+    ("claude-code", "Command running in background with ID: b4x. Output", "Command running in background with ID: btv. Output"),
+    ("claude-code", "Full output saved to: /w/c7f8/b4ea16esd.txt", "Full output saved to: /w/a2a6/bo3kxlcan.txt"),
+    ("claude-code", "<task-id>b4xilom19</task-id>", "<task-id>btvl920kg</task-id>"),
+    ("claude-code", "<tool-use-id>chatcmpl-tool-8265</tool-use-id>", "<tool-use-id>chatcmpl-tool-e583</tool-use-id>"),
+    ("claude-code", "<output-file>/tmp/c7f842/b4x.output</output-file>", "<output-file>/tmp/a2a633/btv.output</output-file>"),
+    ("codex", "  <current_date>2026-11-27</current_date>", "  <current_date>2026-12-01</current_date>"),
+    ("codex", "Chunk ID: 367a57", "Chunk ID: 70eb26"),
+    ("codex", "Wall time: 0.1782 seconds", "Wall time: 2.0 seconds"),
+    ("codex", "Wall time 1.0 seconds", "Wall time 0.5 seconds"),
+    ("codex", "Process running with session ID 9131", "Process running with session ID 36102"),
+    ("codex", '{"chunk_id":"4ff141","wall_time_seconds":2.0005,"session_id":16556,"output":"begun\\n"}',
+     '{"chunk_id":"568415","wall_time_seconds":0.0000057,"session_id":98389,"output":"begun\\n"}'),
+    ("mini-swe-agent", "Linux 6.18.44-fc-v657 #1 SMP PREEMPT_DYNAMIC @0 x86_64", "Linux 6.1.0 #1 SMP Debian 6.1.27 aarch64"),
+    ("opencode", "  Today's date: Fri Nov 27 2026", "  Today's date: Tue Dec 1 2026"),
+    ("opencode", "Full output saved to: /h/tool-output/tool_21f4461750", "Full output saved to: /h/tool-output/tool_21f448c"),
+    ("opencode", '<task id="ses_de0bb405bffe" state="completed">', '<task id="ses_de0bb05d9ffep" state="completed">'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "first", "second"), RANDOM)
+def test_a_text_that_is_random_in_each_run_is_ignored(preset, first, second):
+    assert first != without_ignored(preset, first) == without_ignored(preset, second)
+
+
+def without_ignored(preset: str, line: str) -> str:
+    for pattern in PRESETS[preset].ignore:
+        line = re.sub(".*?".join(map(re.escape, pattern.split("*"))) + "$" * pattern.endswith("*"), "", line)
+    return line
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_ignored_pattern_is_for_a_text_of_the_agent(preset):
+    """A pattern that no text needs is removed."""
+    lines = [first for name, first, _ in RANDOM if name == preset]
+
+    assert [] == [each for each in PRESETS[preset].ignore if not any(matches(f"*{each}*", line) for line in lines)]
+
+
 def test_the_settings_have_the_same_presets():
     assert set(PRESETS) == set(get_args(Preset))
 
