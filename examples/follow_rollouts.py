@@ -25,7 +25,7 @@ CLOCKS_MS = 60_000  # between replicas
 
 
 def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]:
-    """Return the logged values of a rollout. The version sampled its oldest token; unknown values are omitted."""
+    """Return the logged values of a rollout. The version sampled its oldest live token; unknown values are omitted."""
     values: dict[str, float] = {
         name: rollout["counts"][name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")
     }
@@ -34,7 +34,7 @@ def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]
         values["reward"] = rollout["reward"]
     tree = client.tree(rollout["rollout_id"], texts=False)
     values["drift"] = tree["counts"]["drift"]
-    own = (node for node in tree["nodes"] if node.get("policy", "default") == policy)
+    own = (node for node in tree["nodes"] if node.get("policy", "default") == policy and "inherited" not in node)
     known = [(node.get("policy_epoch", 0), node["policy_version"] or "") for node in own]
     numbers = [(epoch, int(version)) for epoch, version in known if version.isdecimal()]
     announced = client.policy(policy)

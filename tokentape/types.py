@@ -124,13 +124,24 @@ class Rescored(TypedDict):
     policy_version: str | None
 
 
+class BranchPoint(TypedDict):
+    """Where a row leaves what a playback inherited: the last step before its first live token, and the rollout that sampled it.
+
+    `tokens` is how many tokens before the first live one were sampled in inherited steps.
+    """
+
+    of: str
+    step_id: str
+    tokens: int
+
+
 class RowFacts(TypedDict):
     """The rollout and the steps of one row of a batch.
 
     `step_ids` are the steps that the row trains. `reward` is the thread's own if one is set, else the rollout's. `advantage` is
     null unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
     `raw_reward` is the reward before the penalty of `overlong=penalize`. `rescored` is what scored the row, with `rescore`.
-    `thread` is present if `threads` was requested.
+    `thread` is present if `threads` was requested. `branch` is where a row of a playback leaves what it inherited.
     """
 
     rollout_id: str
@@ -141,6 +152,7 @@ class RowFacts(TypedDict):
     raw_reward: NotRequired[float | None]
     rescored: NotRequired[Rescored]
     thread: NotRequired[str]
+    branch: NotRequired[BranchPoint]
 
 
 class ClaimedGroup(TypedDict):

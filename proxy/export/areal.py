@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns
-from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, owned_spans
 from proxy.trajectory.sequence import Role, Row
 
 NOT_SAMPLED: Final = -1
@@ -35,10 +35,9 @@ class ArealFormat(SequenceView):
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """Return the dict. `versions` is the policy version of each token that is trained here, -1 elsewhere."""
         versions = [NOT_SAMPLED] * len(row.token_ids)
-        for span in row.spans:
-            if span.owned:
-                number = source.version(span.step_id, span.policy_version)
-                versions[span.start : span.end] = [number] * (span.end - span.start)
+        for span in owned_spans(row):
+            number = source.version(span.step_id, span.policy_version)
+            versions[span.start : span.end] = [number] * (span.end - span.start)
         return {
             "input_ids": [row.token_ids],
             "loss_mask": [row.mask],

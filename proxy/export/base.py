@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
-from proxy.trajectory.sequence import Branch, Options, Role, Scores, Skipped
+from proxy.trajectory.sequence import Branch, BranchPoint, Options, Role, Scores, Skipped
 from proxy.trajectory.step import Step
 
 # Recursive type aliases need quotes before Python 3.12.
@@ -72,6 +72,9 @@ class Plan:
     pack: Callable[[], Iterator[Any]] | None = None
     rescored: Sequence[Mapping[str, Any]] = ()  # what scored each row, if rows have scores
     threads: Sequence[str | None] = ()  # of each row; empty if threads are unknown
+    points: Sequence[
+        BranchPoint | None
+    ] = ()  # where each row leaves what its rollout inherited; empty if that is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,12 @@ class Rows:
     trained: Sequence[tuple[str, ...]] = ()
     rescored: Sequence[Mapping[str, Any]] = ()
     threads: Sequence[str | None] = ()
+    points: Sequence[BranchPoint | None] = ()
+
+
+def rows_of(plan: Plan) -> Rows:
+    """Render all rows of a plan. Raises Inexpressible."""
+    return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads, plan.points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,7 @@ class Format(ABC):
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
         """Render all rows of one rollout. Raises what `plan` and its rendering raise."""
         plan = self.plan(facts, steps, options, fill)
-        return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads)
+        return rows_of(plan)
 
     def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
         """Return (member, row of that member) for each entry of the result of `gather`, in its order."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, Columns
-from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, references, turns
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, owned_turns, references
 from proxy.trajectory.sequence import Role, Row
 
 
@@ -31,7 +31,7 @@ class OpenRlhfFormat(SequenceView):
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         return {
             "observation_tokens": row.token_ids,
-            "action_ranges": [[turn.start, turn.end] for turn in turns(row)],
+            "action_ranges": [[turn.start, turn.end] for turn in owned_turns(row)],
             "rollout_log_probs": filled_logprobs(row, source),
             "reward": source.reward(),
             "scores": source.reward(),
@@ -68,7 +68,7 @@ class OpenRlhfExperienceFormat(SequenceView):
 
         `response_length` is from the first sampled token to the last, with tool outputs between them.
         """
-        sampled = turns(row)
+        sampled = owned_turns(row)
         return {
             "sequences": [row.token_ids],
             "attention_mask": [[1] * len(row.token_ids)],

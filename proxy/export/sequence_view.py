@@ -102,6 +102,7 @@ class SequenceView(Format):
             (lambda: (self.packed(row, source) for row in found.each())) if packs else None,
             rescored=[scores.described() for scores in fill.scores],
             threads=[branch.thread for branch in found.branches],
+            points=[branch.point for branch in found.branches],
         )
 
     def _viewed(self, row: Row, source: RowSource) -> Any:
@@ -238,18 +239,23 @@ def id_number(*names: str) -> int:
     return int.from_bytes(digest) >> 11
 
 
+def owned_spans(row: Row) -> list[SequenceSpan]:
+    """Return the spans that are trained in this row."""
+    return [span for span in row.spans if span.owned]
+
+
 def policy_versions_from(row: Row, source: RowSource) -> list[int]:
     """Return the policy versions that sampled what is trained here, as distinct numbers, ascending."""
-    return sorted({source.version(span.step_id, span.policy_version) for span in row.spans if span.owned})
+    return sorted({source.version(span.step_id, span.policy_version) for span in owned_spans(row)})
 
 
 def step_reward_ends(row: Row, source: RowSource) -> list[float]:
-    """Return rewards by response token: a step's reward at its last token, unless it has rewards by token.
+    """Return rewards by response token: a trained step's reward at its last token, unless it has rewards by token.
 
-    The rollout's reward is at the very last token, if the last step has none.
+    The rollout's reward is at the last trained token, if the last step has none.
     """
     filled = [0.0] * (len(row.token_ids) - row.prompt_len)
-    *_, last = found = turns(row)
+    *_, last = found = owned_turns(row)
     for turn in found:
         start, end = turn.start - row.prompt_len, turn.end - row.prompt_len
         filled[start:end] = turn_rewards(turn.step_id, end - start, source, is_last=turn is last)

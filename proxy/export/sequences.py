@@ -9,6 +9,8 @@ report: drop or correct such spans.
 cache of an earlier version, because the weights changed under the call. Both are absent in other spans.
 `routed_experts` of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and experts
 (SGLang: of tokens, and layers times experts); absent if a step lacks some.
+`inherited`, where a row of a playback leaves what it inherited: the last step before its first live token, the rollout that
+sampled this step (`of`), and how many tokens before the first live one were sampled in inherited steps; absent in other rows.
 `policy` is absent for `default`, `thread` unless threads are requested, `epoch` in spans of the first epoch, and `images`
 without images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show it.
 """
@@ -74,6 +76,7 @@ class SequencesFormat(SequenceView):
         "images": [{"image": TEXT, "start": COUNT, "length": COUNT}],
         "sampling_mask": [IDS],
         "routed_experts": JSON,
+        "inherited": {"of": TEXT, "step_id": TEXT, "tokens": COUNT},
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:

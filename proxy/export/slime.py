@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REFERENCES, REWARD, TEXT, Columns
-from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number, references
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number, owned_spans, references
 from proxy.trajectory.sequence import Role, Row
 
 
@@ -63,7 +63,8 @@ def _status(row: Row, source: RowSource) -> str:
 
 
 def _versions(row: Row, source: RowSource) -> list[str]:
-    known = [span.policy_version for span in row.spans if span.policy_version is not None]
-    if known and len(known) < len(row.spans):
+    spans = owned_spans(row)
+    known = [span.policy_version for span in spans if span.policy_version is not None]
+    if known and len(known) < len(spans):
         raise source.refuse("the policy version of every turn, or of none", "it for some turns only")
     return known

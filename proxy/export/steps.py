@@ -1,7 +1,8 @@
 """Recorded steps: nothing is joined, so no mask is needed.
 
 Some fields are present only if needed: `policy` (not `default`), `policy_epoch` (not the first one), `thread` (if requested),
-`spans` (if the policy version changed during sampling), experts, masks, images, and problems.
+`spans` (if the policy version changed during sampling), `inherited` (the step that a playback inherited, with
+`inherited=trained`), experts, masks, images, and problems.
 """
 
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class StepsFormat(Format):
         "sampling_mask": [IDS],
         "logprobs_over": TEXT,
         "problems": [TEXT],
+        "inherited": {"rollout_id": TEXT, "step_id": TEXT},
     }
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
@@ -124,6 +126,8 @@ def _rare(step: Step, choice: Choice) -> dict[str, Any]:
         rare["policy_epoch"] = step.policy_epoch
     if step.thread is not None:
         rare["thread"] = step.thread
+    if step.inherited is not None:
+        rare["inherited"] = step.inherited._asdict()
     if len(choice.spans) > 1:
         rare["spans"] = [
             {"start": span.start, "end": span.end, "policy_version": span.policy_version} for span in choice.spans

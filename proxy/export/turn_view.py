@@ -78,11 +78,13 @@ class TurnView(Format):
         self.check_branches(facts, options, found.branches)
         skipped = list(found.skipped)
         owned = {node.key: node for branch in found.branches for node in branch.owned_nodes}
+        points = {node.key: branch.point for branch in found.branches for node in branch.owned_nodes}
         self.check_images(facts, (node.step for node in owned.values()))
         turns = [
             chosen for _, node in sorted(owned.items()) if (chosen := self._fit(node, options, skipped)) is not None
         ]
-        bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
+        live = [step for step in steps if options.trains(step)]
+        bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(live)]
         lasts = {*{facts.rewarded(chosen.step.thread): chosen.key for chosen in turns}.values()}
         bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
         all_rows = sorted([*turns, *bare], key=lambda chosen: (facts.rewarded(chosen.step.thread) or "", chosen.key))
@@ -99,7 +101,13 @@ class TurnView(Format):
                 else:
                     yield self.bare(chosen.step, chosen.choice, of_row)
 
-        return Plan([chosen.step_ids for chosen in all_rows], skipped_rows(skipped), rendered, threads=threads)
+        return Plan(
+            [chosen.step_ids for chosen in all_rows],
+            skipped_rows(skipped),
+            rendered,
+            threads=threads,
+            points=[points.get(chosen.key) for chosen in all_rows],
+        )
 
     @abstractmethod
     def turn(self, turn: TurnRow, source: RowSource) -> Any:

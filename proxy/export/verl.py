@@ -17,6 +17,8 @@ from proxy.export.sequence_view import (
     SequenceView,
     filled_likely,
     filled_logprobs,
+    owned_spans,
+    owned_turns,
     policy_versions_from,
     references,
     step_reward_ends,
@@ -111,7 +113,9 @@ class VerlDataProtoFormat(Batched, SequenceView):
             "response_mask": [row.mask[start:] + [0] * right],
             "rollout_log_probs": [filled_logprobs(row, source)[start:] + [0.0] * right],
         }
-        if source.facts.reward is None and not any(turn.step_id in source.facts.step_rewards for turn in turns(row)):
+        if source.facts.reward is None and not any(
+            turn.step_id in source.facts.step_rewards for turn in owned_turns(row)
+        ):
             return fields
         return {**fields, "rm_scores": [step_reward_ends(row, source) + [0.0] * right]}
 
@@ -160,7 +164,7 @@ def _messages(row: Row, source: RowSource) -> int:
 
 
 def _versions(row: Row, source: RowSource) -> dict[str, int]:
-    if all(span.policy_version is None for span in row.spans):
+    if all(span.policy_version is None for span in owned_spans(row)):
         return {}
     versions = policy_versions_from(row, source)
     return {"min_global_steps": versions[0], "max_global_steps": versions[-1]}

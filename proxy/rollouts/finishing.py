@@ -32,6 +32,7 @@ from proxy.rollouts.group import (
     PolicyState,
     age_fields,
     find_group,
+    is_rewarded,
     lacks_reward,
     mark_finished,
     member_fields,
@@ -161,7 +162,7 @@ class Finisher:
             return
         members, _ = await read_members(self.store, group, self.metrics)
         rollouts = [rollout for rollout in members if rollout.rollout_id not in group.replaced]
-        if sum(rollout.is_finished and rollout.reward is not None for rollout in rollouts) < group.size:
+        if sum(map(is_rewarded, rollouts)) < group.size:
             return
         for rollout in rollouts:
             if not rollout.is_finished:
@@ -353,7 +354,7 @@ def _note(versions: Versions, **options: int) -> bytes:
 
 
 async def _versions(store: Store, rollouts: Sequence[Rollout]) -> dict[str, Versions]:
-    """Return for each policy with steps in a group's rollouts the versions that sampled its tokens. Raises Damaged."""
+    """Return for each policy with live steps in a group's rollouts the versions that sampled its tokens. Raises Damaged."""
     found: dict[str, Versions] = {}
     for rollout in rollouts:
         try:
@@ -374,9 +375,11 @@ def _oldest(versions: Versions) -> tuple[str | None, int]:
 
 
 def versions_of(steps: list[Step]) -> dict[str, Versions]:
-    """Return by policy the epochs and versions that sampled tokens of these steps; a version is None if it is unknown."""
+    """Return by policy the epochs and versions that sampled tokens of the live steps; a version is None if it is unknown."""
     found: dict[str, Versions] = {}
     for step in steps:
+        if step.inherited is not None:
+            continue  # its source is trained with it
         found.setdefault(step.policy, set()).update(
             (span.epoch, span.policy_version) for choice in step.choices for span in choice.spans
         )

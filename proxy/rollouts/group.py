@@ -338,7 +338,7 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
     unneeded = {old: f"it failed and was replaced by {new!r}" for old, new in group.replaced.items()}
     unneeded |= {rollout.rollout_id: _SURPLUS for rollout in rollouts if rollout.reason == SURPLUS}
     kept = [rollout for rollout in rollouts if rollout.rollout_id not in unneeded]
-    rewarded = [rollout for rollout in kept if rollout.is_finished and rollout.reward is not None]
+    rewarded = list(filter(is_rewarded, kept))
     if group.over_sample and len(rewarded) >= (group.size or 0):
         first = sorted(rewarded, key=lambda rollout: (rollout.finished_ms or 0, rollout.rollout_id))[: group.size]
         unneeded |= {rollout.rollout_id: _SURPLUS for rollout in kept if rollout not in first}
@@ -405,6 +405,11 @@ async def _change(
         except FieldsChanged as changed:
             stored, known = changed.rollout, read_claims(changed.rollout)
     return stored
+
+
+def is_rewarded(rollout: Rollout) -> bool:
+    """Return whether a rollout is finished with a reward of the policy: one of the `size` that an over-sampled group needs."""
+    return rollout.is_finished and rollout.reward is not None and not rollout.is_inherited
 
 
 def lacks_reward(rollout: Rollout) -> bool:

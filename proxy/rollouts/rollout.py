@@ -174,6 +174,11 @@ class Rollout(Struct, frozen=True):
         return self.status in FINISHED
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether all of its steps are inherited: it has no tokens to train, and its reward is none of the policy."""
+        return 0 < self.counts.get("steps", 0) <= self.counts.get("inherited", 0)
+
+    @property
     def quiet_s(self) -> float | None:
         """How long it can be without a touch while its calls are in flight; None without a limit."""
         quiet_s = self.start_s if self.idle_s is None and self.began_ms is None else self.idle_s

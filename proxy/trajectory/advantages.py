@@ -105,8 +105,9 @@ def returns(turns: Sequence[str], facts: RolloutFacts, discount: float) -> tuple
 
 
 def episodes(steps: Sequence[Step], facts: RolloutFacts, options: Options) -> list[Episode]:
-    """Return the trained episodes: first the one with the rollout's reward, then one for each thread with its own reward."""
+    """Return the episodes of the steps that may be trained: with the rollout's reward, then of each thread with its own."""
     branches = sequences(steps, facts, options).branches
+    steps = [step for step in steps if options.trains(step)]
     found = []
     rewarded = {step.thread for step in steps if step.thread is not None and step.thread in facts.thread_rewards}
     for thread in (None, *sorted(rewarded)):
@@ -115,7 +116,7 @@ def episodes(steps: Sequence[Step], facts: RolloutFacts, options: Options) -> li
             Episode(
                 trained=_sorted(step_id for branch in of_thread for step_id in branch.step_ids),
                 steps=_sorted(step.step_id for step in steps if facts.rewarded(step.thread) == thread),
-                response_len=max((branch.end - branch.path[0].start for branch in of_thread), default=0),
+                response_len=max((branch.response_len for branch in of_thread), default=0),
                 thread=thread,
             )
         )

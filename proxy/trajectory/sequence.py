@@ -2,19 +2,19 @@
 
 Rule 1: only the tree decides whether steps join; this module compares nothing but numbers of ids.
 Rule 2: exactly one of the exported rows trains a sampled token: the row of its oldest leaf. In other rows the token is
-        context, with mask 0.
+        context, with mask 0. No row trains what a playback inherited, unless `Options.inherited` is `trained`.
 Rule 3: nothing is padded, shifted or filled: arrays have one length, and the logprob of a token that is not trained is
         null. If no logprobs were requested for a step (`record.logprobs: off`), all of them are null.
 """
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from math import isfinite
 from operator import attrgetter
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import orjson
 from msgspec import Struct
@@ -118,6 +118,13 @@ class Options:
     max_len: int | None = None  # the maximum number of tokens
     overlong: Literal["cut", "drop", "keep"] = "cut"  # a longer row, at a span boundary
     row_weight: Literal["full", "split"] = "full"  # each row has the rollout's whole reward and advantage, or a share
+    # A row of a playback begins with the prompt of its first live token, or with the rollout's first prompt, and inherited
+    # tokens are context. `trained`: they are trained as if they were live.
+    inherited: Literal["prompt", "masked", "trained"] = "prompt"
+
+    def trains(self, step: Step) -> bool:
+        """Return whether a step may be trained in its rollout: its source trains an inherited one."""
+        return self.inherited == "trained" or step.inherited is None
 
 
 class SequenceSpan(Struct, frozen=True):
@@ -145,6 +152,14 @@ class SequenceSpan(Struct, frozen=True):
         return shown
 
 
+class BranchPoint(NamedTuple):
+    """Where the row of a playback leaves what it inherited."""
+
+    of: str  # the rollout that sampled the last step before it
+    step_id: str  # this step
+    tokens: int  # how many tokens before it were sampled in inherited steps
+
+
 @dataclass(frozen=True)
 class Row:
     """One path of the tree, as a row. Its lists are made when they are read, and have the same length."""
@@ -164,6 +179,7 @@ class Row:
     thread: str | None = None
     masks: tuple[tuple[int, Mask], ...] = ()  # of the tokens that are trained, by the position of the first
     experts: ExpertRows | None = None  # of all tokens but the last; None if some are missing
+    inherited: BranchPoint | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -225,6 +241,7 @@ class Row:
             row["sampling_mask"] = self.sampling_mask
         if self.experts is not None:
             row["routed_experts"] = self.experts.as_dict()
+        row |= {} if self.inherited is None else {"inherited": self.inherited._asdict()}
         row |= {} if self.policy == DEFAULT_POLICY else {"policy": self.policy}
         return row if self.thread is None else {**row, "thread": self.thread}
 
@@ -248,6 +265,8 @@ class Branch:
     """A path of the tree that becomes a row."""
 
     path: list[Node]
+    live: int = 0  # the index of the first node that may be trained: those before it are inherited
+    first: int = 0  # the index of the node with the row's first prompt
     cut: bool = False  # `max_len` shortened the path
     owned: set[int] = field(default_factory=set)  # the positions of the nodes that are trained in this row
 
@@ -255,6 +274,18 @@ class Branch:
     def end(self) -> int:
         """The length of the row in tokens."""
         return self.path[-1].end
+
+    @property
+    def response_len(self) -> int:
+        """The number of tokens from the first one that may be trained to the end."""
+        return self.end - self.path[self.live].start
+
+    @property
+    def point(self) -> BranchPoint | None:
+        """Where it leaves what its rollout inherited; None if it does not begin with inherited steps."""
+        before = [*takewhile(lambda node: node.step.inherited is not None, self.path)]
+        of = before[-1].step.inherited if before else None
+        return None if of is None else BranchPoint(*of, sum(len(node.choice.ids) for node in before))
 
     @property
     def policy(self) -> str:
@@ -305,20 +336,22 @@ def sequences(
     """Return the branches of a rollout that become rows, the oldest leaf's first; `tree` contains all steps, if it is known."""
     options, steps = options or Options(), list(steps)
     chosen, skipped = select(steps, options)
+    context, _ = select([step for step in steps if not options.trains(step)], replace(options, inherited="trained"))
     if options.include == "exact" and any(step.late for step in steps):
         # A late step that is not exported must not supersede an earlier one, or the export would change after the finish.
         tree = grow([step for step in steps if not step.late])
     whole = grow(steps) if tree is None else tree
     replaced = {whole.nodes[position].key for position in whole.superseded()}
-    kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
+    kept = [(step, choice) for step, choice in (*chosen, *context) if (step.step_id, choice.index) not in replaced]
     superseded = (step.step_id for step, choice in chosen if (step.step_id, choice.index) in replaced)
     skipped += [Skipped(step_id, "superseded by a retry") for step_id in superseded]
     planted = whole if len(kept) == len(whole.nodes) else plant(kept)
-    wanted = [Branch(planted.path(leaf)) for leaf in _wanted(planted.leaves, options)]
+    wanted = [_branch(planted.path(leaf), options) for leaf in _wanted(_leaves(planted, options), options)]
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     assigned: set[int] = set()
     for branch in branches:  # by the age of their leaves: a node is trained in the first row that contains it
-        branch.owned = {node.position for node in branch.path if node.position not in assigned}
+        live = [node.position for node in branch.path if options.trains(node.step)]
+        branch.owned = {position for position in live if position not in assigned}
         assigned |= branch.owned
     skipped += _untrained(planted, wanted, branches, options)
     # one that was cut to nodes that others train is dropped
@@ -345,6 +378,8 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
 
 
 def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) -> str | None:
+    if not options.trains(step):
+        return "inherited"
     codes = ",".join(step.problems)
     if not 0 <= choice.prompt < len(step.prompts):
         return codes or "the engine returned no prompt ids"
@@ -363,6 +398,23 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
     return codes or (f"status {step.status}" if step.status != "complete" else "not delivered")
 
 
+def _leaves(tree: Tree, options: Options) -> list[Node]:
+    """Return the nodes that may be trained and that no such node continues, the oldest first."""
+    live = [node for node in tree.nodes if options.trains(node.step)]
+    continued: set[int] = set()
+    for node in live:
+        at = node.parent
+        while at is not None and at not in continued:
+            continued.add(at)
+            at = tree.nodes[at].parent
+    return [node for node in live if node.position not in continued]
+
+
+def _branch(path: list[Node], options: Options) -> Branch:
+    live = next(index for index, node in enumerate(path) if options.trains(node.step))
+    return Branch(path, live, live if options.inherited == "prompt" else 0)
+
+
 def _wanted(leaves: list[Node], options: Options) -> list[Node]:
     """Return the leaves that become rows, the oldest first."""
     if options.branches in ("all", "one"):
@@ -379,7 +431,7 @@ def _fit(branch: Branch, options: Options) -> Branch | None:
     if options.max_len is None or branch.end <= options.max_len or options.overlong == "keep":
         return branch
     fitting = [node for node in branch.path if node.end <= options.max_len]
-    return None if options.overlong == "drop" or not fitting else Branch(fitting, cut=True)
+    return None if options.overlong == "drop" or not fitting else replace(branch, path=fitting, cut=True)
 
 
 def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> list[Skipped]:
@@ -387,7 +439,7 @@ def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options
     reached = {node.position for branch in wanted for node in branch.path}
     dropped, overlong = dict[tuple[str, str], int](), f"longer than max_len={options.max_len}"
     for node in tree.nodes:
-        if node.position not in trained:
+        if node.position not in trained and options.trains(node.step):
             why = overlong if node.position in reached else f"not on the {options.branches} branch"
             dropped[node.step.step_id, why] = dropped.get((node.step.step_id, why), 0) + len(node.choice.ids)
     return [Skipped(step_id, why, count) for (step_id, why), count in dropped.items()]
@@ -402,7 +454,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
     problems: dict[str, None] = {}
     masks: list[tuple[int, Mask]] = []
     starts = [(node, node.step.experts_start) for node in branch.path]
-    for node in branch.path:
+    for node in branch.path[branch.first :]:
         owned = node.position in branch.owned
         spans += _spans(node, owned=owned)
         problems |= dict.fromkeys(_marks(node.step))
@@ -418,7 +470,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         ids=ids,
         trained=trained,
         logged=tuple(logged),
-        prompt_len=branch.path[0].start,
+        prompt_len=branch.path[branch.first].start,
         spans=tuple(spans),
         finish_reason=leaf.choice.finish_reason,
         truncated=branch.cut or is_cut(leaf.step, leaf.choice),
@@ -429,6 +481,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         masks=tuple(masks),
         # The last sampled token of a step has no experts there: it is read by the next step only.
         experts=join_experts((at, expert_rows(node.choice.routed_experts, node.end - 1 - at)) for node, at in starts),
+        inherited=branch.point,
     )
 
 

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.support.fakes import settings_for
+from tests.support.forests import make_step
+from tests.support.playbacks import inherit, record
 from tests.support.policies import policies_of
 
 from proxy.clock import SystemClock
@@ -126,3 +128,12 @@ async def test_a_completion_that_fails_leaves_all_queues_or_none(proxy, store, m
         [first.status, second.status], between
     )  # fmt: skip
     assert {"planner": ["g"], "coder": ["g"]} == await queued(store)
+
+
+async def test_a_group_is_not_queued_for_a_policy_with_inherited_steps_only(proxy, store):
+    (name,) = await opened(proxy, "g", ["planner"])
+    sampled = make_step("a", [1], [10], rollout_id="r0", policy="coder")
+    await record(store, inherit(sampled, name))
+    await proxy.finish(name, reward=1)
+
+    assert {"planner": ["g"]} == await queued(store)

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.forests import make_choice, make_step, rollouts
+from tests.support.playbacks import branched
 from tests.support.worked import FACTS, STEPS
 
 from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, VINE, SoftPenalty, episodes, returns, vine
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, sequences
 
 PLAYED = episodes(STEPS, FACTS, Options())[0]
@@ -239,3 +241,25 @@ def test_turns_that_all_have_the_reward_of_their_rollout_have_the_advantage_of_t
         by_turn = ESTIMATORS[name]([[reward] * (1 + index % turns) for index, reward in enumerate(rewards)])
         for value, of_turns in zip(of_rewards(name, rewards), by_turn, strict=True):
             assert [value] * len(of_turns) == pytest.approx(of_turns, rel=1e-6, abs=1e-9)
+
+
+def test_turns_and_responses_of_a_playback_are_those_of_its_live_steps():
+    """The reward of an inherited step makes no turn; the response begins with the first live token."""
+    facts = RolloutFacts("r1", reward=1.0, step_rewards={"a": 5.0, "b": 7.0})
+    more = make_step("d", [1, 10, 9, 2, 11, 9, 3, 12, 9, 4], [13])
+    for mode in ("prompt", "masked"):
+        (episode,) = episodes([*branched(), more], facts, Options(inherited=mode))
+        assert (("c", "d"), 4) == (episode.turns(facts), episode.response_len)
+        assert (0.5, 1.0) == returns(episode.turns(facts), facts, 0.5)
+    (episode,) = episodes([*branched(), more], facts, Options(inherited="trained"))
+
+    assert (("a", "b", "c", "d"), 10) == (episode.turns(facts), episode.response_len)
+    assert (8.625, 7.25, 0.5, 1.0) == returns(episode.turns(facts), facts, 0.5)
+
+
+def test_a_thread_that_is_inherited_is_no_episode():
+    steps = [replace(step, thread=thread) for step, thread in zip(branched(), ("sub", "sub", "main"), strict=True)]
+    facts = RolloutFacts("r1", reward=1.0, thread_rewards={"sub": 3.0})
+
+    assert [None] == [episode.thread for episode in episodes(steps, facts, Options())]
+    assert [None, "sub"] == [episode.thread for episode in episodes(steps, facts, Options(inherited="trained"))]

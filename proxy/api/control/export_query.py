@@ -13,7 +13,7 @@ from proxy.api.control.schemas import ExportOptions, ExportParams
 from proxy.api.requests import query_from
 from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows, with_threads
-from proxy.export.base import with_columns
+from proxy.export.base import rows_of, with_columns
 from proxy.export.containers import CONTAINERS, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.scoring.rescoring import Rescoring
@@ -54,10 +54,9 @@ class Planned:
         """Render all rows at once. Raises Conflict if the format cannot express one of them."""
         plan = self.plan
         try:
-            rows = await aside(self.weight, lambda: list(plan.render()))
+            return await aside(self.weight, lambda: rows_of(plan))
         except Inexpressible as error:
             raise refusal(error) from None
-        return Rows(rows, plan.skipped, plan.trained, plan.rescored, plan.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,10 @@ class ExportQuery:
         facts = facts_of(rollout).of_rows(threads, split=is_split)
         unpenalized = facts if raw is None else raw.of_rows(threads, split=is_split)
         described = []
-        for step_ids, thread, of_row, before in zip(rows.trained, threads, facts, unpenalized, strict=True):
+        points = rows.points or [None] * len(rows.trained)
+        for step_ids, thread, of_row, before, point in zip(
+            rows.trained, threads, facts, unpenalized, points, strict=True
+        ):
             advantage = None if self.asked.advantage == "none" else of_row.advantages
             is_number = isinstance(advantage, int | float) and not isinstance(advantage, bool)
             row = {
@@ -155,6 +157,7 @@ class ExportQuery:
                 "weight": 1 / len(threads),
             }
             row |= {} if self.penalty is None else {"raw_reward": before.reward}
+            row |= {} if point is None else {"branch": point._asdict()}
             described.append(row if thread is None else {**row, "thread": thread})
         for entry, rescored in zip(described, rows.rescored, strict=False):  # there are none without `rescore`
             entry["rescored"] = rescored

@@ -114,7 +114,9 @@ async def read_group_rows(
     or if all members must have rows and one has none.
     """
     check_members(query, group, rollouts, conditions)
-    if conditions.only_mixed and (equal := _why_equal(rollouts)) is not None:
+    is_live = query.options.inherited != "trained"
+    compared = [rollout for rollout in rollouts if not (is_live and rollout.is_inherited)] or rollouts
+    if conditions.only_mixed and (equal := _why_equal(compared)) is not None:
         return GroupRows([], [], equal)
     excluded = _excluded(query, group, rollouts, conditions)
     if not query.rescoring:  # scoring takes long, and reads each member when its turn comes

@@ -1,7 +1,7 @@
 """What the rollouts of an export earned: rewards after the penalty of long responses, returns and advantages.
 
-Only returns of turns and the penalty need the steps. They are read for this and again for the rows, so that the steps of a
-whole group are never in memory.
+Only returns of turns, the penalty and playbacks need the steps. They are read for this and again for the rows, so that the
+steps of a whole group are never in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,8 @@ async def read_outcomes(
     outcomes = []
     for rollout in rollouts:
         outcome = Outcome(rollout, () if rollout.reward is None else (float(rollout.reward),))
-        if query.is_by_turn or query.penalty is not None:  # these depend on the steps
+        # These depend on the steps.
+        if query.is_by_turn or query.penalty is not None or _drops_inherited(query, rollout):
             with suppress(NotFound, Damaged):  # it gets no rows, for this reason
                 if query.asked.advantage == VINE:
                     outcome = await _branched(context, query, rollout, group or rollouts)
@@ -67,10 +68,15 @@ async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> Out
         if query.penalty is not None:
             for each in found:
                 facts = each.penalized(facts, query.penalty)
+        is_earned = facts.reward is not None
+        if _drops_inherited(query, rollout):  # a reward of inherited steps only is no sample of the policy's return
+            live = {each.thread for each in found}
+            rewards = {name: reward for name, reward in facts.thread_rewards.items() if name in live}
+            facts, is_earned = replace(facts, thread_rewards=rewards), is_earned and found[0].steps != ()
         lowered = structs.replace(
             rollout, reward=facts.reward, step_rewards=facts.step_rewards, thread_rewards=facts.thread_rewards
         )
-        whole = Outcome(lowered, () if facts.reward is None else (float(facts.reward),), raw=raw)
+        whole = Outcome(lowered, (float(facts.reward or 0),) if is_earned else (), raw=raw)
         turns = [each.turns(facts) for each in found]
         if not (query.is_by_turn and any(turns)):
             return whole
@@ -101,7 +107,8 @@ async def _branched(context: Context, query: ExportQuery, rollout: Rollout, grou
     turns = [indexes[step_id] for step_id in episode.trained]
     start = 0.0
     if turns and min(turns) < min(values, default=inf):
-        rewards = [it.reward for it in group if it.rollout_id != rollout.rollout_id and it.reward is not None]
+        others = [it for it in group if it.rollout_id != rollout.rollout_id and not it.is_inherited]
+        rewards = [it.reward for it in others if it.reward is not None]
         if not rewards:
             raise _no_value(rollout, "has no branches at its beginning, and no other rollout of its group has a reward")
         start = fmean(rewards)
@@ -118,6 +125,12 @@ async def _group_of(context: Context, rollout: Rollout) -> Sequence[Rollout]:
     """Return the rollouts of its group that count."""
     group = None if rollout.group_id is None else await find_group(context.store, rollout.group_id)
     return () if group is None else counted(group, (await read_members(context.store, group, context.metrics))[0])[1]
+
+
+def _drops_inherited(query: ExportQuery, rollout: Rollout) -> bool:
+    """Return whether advantages are estimated without the inherited steps of a rollout."""
+    is_estimated = query.asked.advantage in ESTIMATORS and query.options.inherited != "trained"
+    return is_estimated and rollout.counts.get("inherited", 0) > 0
 
 
 async def outcome_alone(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
@@ -137,7 +150,8 @@ async def estimate(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]
 def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
     """Return the outcomes with estimated advantages, or unchanged where no estimate was requested.
 
-    The baseline averages all rollouts with a reward, including rollouts without rows: each is a sample of the policy's return.
+    The baseline averages all rollouts with a reward, including rollouts without rows: each is a sample of the policy's return,
+    unless all of its steps are inherited.
     A rollout without a reward gets no advantage. The reward of a thread is compared with the rewards of threads of the same
     kind, or of the same agent. Raises Conflict if an advantage exceeds the range of float32, the type that trainers use.
     """
@@ -202,7 +216,8 @@ class Earned:
 
 
 def earned_by(rollouts: Sequence[Rollout]) -> Earned:
-    """Return what these rollouts earned, before the penalty of long responses."""
+    """Return what these rollouts earned, before the penalty of long responses; nothing if all of their steps are inherited."""
+    rollouts = [rollout for rollout in rollouts if not rollout.is_inherited]
     return Earned(
         tuple(float(rollout.reward) for rollout in rollouts if rollout.reward is not None),
         tuple(rollout.counts.get("sampled_tokens", 0) for rollout in rollouts),

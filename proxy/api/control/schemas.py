@@ -204,6 +204,7 @@ class ExportOptions(RequestModel):
     )
     row_weight: Literal["full", "split"] = "full"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
+    inherited: Literal["prompt", "masked", "trained"] = _described("tokens that a playback inherited", "prompt")
     max_len: Count | None = None
     overlong: Literal["cut", "drop", "keep", "penalize"] = "cut"
     overlong_buffer: Count | None = None

@@ -4,6 +4,7 @@ import pytest
 from tests.support.branched import STEPS, Call, branch, mark, record
 
 from proxy.rollouts.rollout import write_fields
+from proxy.trajectory.step import Sampled
 
 VINE = "advantage=vine&container=json"
 
@@ -54,6 +55,18 @@ async def test_a_rollout_without_values_has_its_reward_minus_the_mean_of_the_oth
     assert ["r0", "r1", "r3"] == list(found)
     assert dict.fromkeys(STEPS, 0.5 - (1 + 0) / 2) == found["r3"]
     assert {"s0": 0.5 - 0.25, "s1": 0.5, "s2": 0.5, "s3": 0.5} == found["r0"]
+
+
+async def test_a_rollout_that_inherited_all_of_its_steps_is_not_in_the_baseline(proxy, store):
+    """The policy sampled nothing of it: the other rollout of r0 is r1, and that of r1 is r0."""
+    for name, reward, of in (("r0", 1.0, None), ("r1", 0.25, None), ("r2", 9.0, "r0")):
+        calls = [Call(step, sampled=None if of is None else Sampled(of, step)) for step in STEPS]
+        await record(store, name, *calls, group_id="g", reward=reward, status="completed")
+    await store.groups.open("g", write_fields({"size": 3, "members": ["r0", "r1", "r2"]}), now_ms=1)
+    found = await advantages(proxy, "/groups/g/export")
+
+    assert {"r0": dict.fromkeys(STEPS, 0.75), "r1": dict.fromkeys(STEPS, -0.75)} == found
+    assert found["r0"] == (await advantages(proxy))["r0"]
 
 
 async def test_alone_and_in_its_group_and_in_a_batch_a_rollout_has_the_same_advantages(proxy, store):

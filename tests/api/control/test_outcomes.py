@@ -1,17 +1,19 @@
 """Rewards after the penalty, returns and advantages of the rollouts of an export."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from msgspec import structs
 from tests.support.forests import make_step
+from tests.support.playbacks import branched
 from tests.support.policies import policies_of
 
 from proxy.api.control import outcomes as outcomes_module
 from proxy.api.control.export_query import ExportQuery
-from proxy.api.control.outcomes import Outcome, estimate, estimated, outcome_alone, read_outcomes
+from proxy.api.control.outcomes import Earned, Outcome, earned_by, estimate, estimated, outcome_alone, read_outcomes
 from proxy.api.control.schemas import ExportOptions
 from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS, Fill
@@ -19,8 +21,9 @@ from proxy.export.containers import CONTAINERS
 from proxy.rollouts.rollout import Rollout, no_rollout
 from proxy.trajectory.advantages import SoftPenalty
 from proxy.trajectory.sequence import Options
+from proxy.trajectory.thread_rules import ThreadOptions
 
-CONTEXT = SimpleNamespace(store=None, policies=policies_of())
+CONTEXT = SimpleNamespace(store=None, policies=policies_of(), threads=ThreadOptions())
 LARGEST = 3.4028234663852886e38  # of float32
 
 
@@ -36,7 +39,9 @@ def played(name, *rewards, reward=None):
 
 def query_for(advantage="given", penalty=None, **options):
     asked = ExportOptions(advantage=advantage, **options)
-    return ExportQuery(FORMATS["sequences"], CONTAINERS["json"], Options(), Fill(), asked, penalty)
+    return ExportQuery(
+        FORMATS["sequences"], CONTAINERS["json"], Options(inherited=asked.inherited), Fill(), asked, penalty
+    )
 
 
 async def outcomes_of(query, *members):
@@ -193,3 +198,106 @@ async def test_the_advantages_of_a_large_batch_are_estimated_in_a_thread(monkeyp
         await estimate([Outcome(Rollout("r", "b", 1, 1, reward=1.0), (1.0,))] * count, "grpo")
 
     assert [True, False] == threads
+
+
+def playback(name, *live, reward=None, **fields):
+    """Return a playback of two inherited turns and as many live ones as there are rewards of these, and its steps."""
+    turns = [*branched(), make_step("d", [1, 10, 9, 2, 11, 9, 3, 12, 9, 4], [13, 9])][: 2 + len(live)]
+    rewards = {step_id: own for step_id, own in zip("abcd", (5.0, 7.0, *live), strict=False) if own is not None}
+    counts = {"steps": len(turns), "exact": len(turns), "inherited": 2}
+    return Rollout(name, "b", 1, 1, reward=reward, step_rewards=rewards, counts=counts, **fields), turns
+
+
+@pytest.mark.parametrize("mode", ["prompt", "masked"])
+async def test_the_turns_of_a_playback_are_its_live_ones(mode):
+    """The rewards of its inherited steps are in no return: the first playback has the mean return 2.5, the second 1."""
+    members = [playback("r1", 1.0, 2.0), playback("r2", None, reward=1.0)]
+
+    assert [{"c": 1.25, "d": 0.25}, {"c": -0.75}] == advantages(
+        await outcomes_of(query_for("dr_grpo", discount=1.0, inherited=mode), *members)
+    )
+    assert [{"c": 2.0, "d": 2.0}, {"c": 1.0}] == advantages(
+        await outcomes_of(query_for("step", discount=0.5, inherited=mode), *members)
+    )
+
+
+async def test_with_trained_the_inherited_turns_have_returns_and_advantages():
+    assert [{"a": 15.0, "b": 10.0, "c": 3.0, "d": 2.0}] == advantages(
+        await outcomes_of(query_for("step", inherited="trained"), playback("r1", 1.0, 2.0))
+    )
+
+
+@pytest.mark.parametrize(("mode", "penalized"), [("prompt", 0.75), ("masked", 0.75), ("trained", -0.0)])
+async def test_the_length_of_the_response_of_a_playback_is_counted_from_its_first_live_token(mode, penalized):
+    """The live turns have 5 tokens with the tool output between them, and the whole response has 11."""
+    (found,) = await outcomes_of(
+        query_for(penalty=SoftPenalty(8, 4), inherited=mode), playback("r1", None, None, reward=1.0)
+    )
+
+    assert (penalized, 1.0) == (found.rollout.reward, found.raw.reward)
+
+
+@pytest.mark.parametrize(("estimator", "options"), [("dr_grpo", {}), ("rloo", {}), ("dr_grpo", {"discount": 1.0})])
+async def test_a_rollout_that_inherited_all_of_its_steps_is_not_in_the_baseline(estimator, options):
+    """The policy sampled no token of it. With `trained` it is in the baseline as any other."""
+    members = [playback("r1", None, reward=1.0), playback("r2", None, reward=0.0), playback("r3", reward=5.0)]
+    scale = 1.0 if estimator == "rloo" else 0.5
+    for mode in ("prompt", "masked"):
+        found = advantages(await outcomes_of(query_for(estimator, inherited=mode, **options), *members))
+        expected = [{"c": scale}, {"c": -scale}] if options else [scale, -scale]
+        assert [*expected, None] == found
+    if not options:
+        trained = advantages(await outcomes_of(query_for(estimator, inherited="trained"), *members))
+        assert {"dr_grpo": [-1.0, -2.0, 3.0], "rloo": [-1.5, -3.0, 4.5]}[estimator] == trained
+
+
+async def test_a_thread_that_is_inherited_is_not_compared_with_live_ones():
+    """Each playback inherited the first sub-agent of its source."""
+    members = []
+    for number, reward in enumerate((3.0, 1.0)):
+        rollout, steps = playback(
+            f"r{number}", None, thread_rewards={"sub-agent:0": 9.0, f"sub-agent:{number + 1}": reward}
+        )
+        threads = ("sub-agent:0", "sub-agent:0", f"sub-agent:{number + 1}")
+        members.append((rollout, [replace(step, thread=thread) for step, thread in zip(steps, threads, strict=True)]))
+    with patch("proxy.api.control.export_query.select_threads", lambda steps, *_: (steps, [])):
+        found = await outcomes_of(query_for("dr_grpo", threads="all"), *members)
+
+    assert [{"sub-agent:1": 1.0}, {"sub-agent:2": -1.0}] == [outcome.rollout.thread_advantages for outcome in found]
+
+
+async def test_a_reward_of_inherited_steps_only_is_no_sample_although_a_thread_is_live():
+    """The rollout's reward is of its main thread, which is inherited."""
+    rollout, steps = playback("r1", None, reward=9.0, thread_rewards={"sub-agent:1": 1.0})
+    members = [
+        (
+            rollout,
+            [replace(step, thread=name) for step, name in zip(steps, ("main", "main", "sub-agent:1"), strict=True)],
+        ),
+        playback("r2", None, reward=1.0),
+        playback("r3", None, reward=0.0),
+    ]
+    with patch("proxy.api.control.export_query.select_threads", lambda steps, *_: (steps, [])):
+        found = await outcomes_of(query_for("dr_grpo"), *members)
+
+    assert [None, 0.5, -0.5] == advantages(found)
+    assert (9.0, {"sub-agent:1": 0.0}) == (found[0].rollout.reward, found[0].rollout.thread_advantages)
+
+
+async def test_steps_of_rollouts_that_inherited_nothing_are_not_read_for_their_advantages():
+    rollout, steps = playback("r1", None, reward=1.0)
+    other = Rollout("r0", "b", 1, 1, reward=0.0, counts={"steps": 9, "exact": 9})
+
+    assert [0.5, -0.5] == advantages(
+        await outcomes_of(query_for("dr_grpo"), (rollout, steps), (other, RuntimeError("read")))
+    )
+    assert [rollout] == [found.rollout for found in await outcomes_of(query_for(), (rollout, RuntimeError("read")))]
+
+
+def test_a_rollout_that_inherited_all_of_its_steps_earned_nothing():
+    """Neither its reward nor a number of tokens is counted in metrics."""
+    live = structs.replace(
+        playback("r1", None, reward=1.0)[0], counts={"steps": 3, "inherited": 2, "sampled_tokens": 2}
+    )
+
+    assert Earned((1.0,), (2,)) == earned_by([live, playback("r2", reward=5.0)[0]])

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from tests.support.fakes import proxying
+from tests.support.forests import make_step
+from tests.support.playbacks import at, inherit, record
 
 from tokentape import AsyncClient, Client, ClientError
 
@@ -58,6 +60,22 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path
     assert [(None, 0, 0), (2.0, 1, 0)] == [
         tuple(entry["values"].get(name) for name in ("reward", "completed", "staleness")) for entry in entries[1:]
     ]
+
+
+async def test_the_version_is_of_live_tokens(simulated, store, run, tmp_path):
+    """A playback has steps of an earlier version, which its source sampled; without a live step it has no version."""
+    path, (url, _) = tmp_path / "log", simulated
+    async with AsyncClient(url) as client:
+        await client.put_policy(3)
+        for name in ("branch", "copy"):
+            await client.open_rollout(name)
+            await record(store, at(inherit(make_step("a", [1], [10], rollout_id="source"), name), "1"))
+        await played(client, "branch")
+        await client.finish_rollout("copy", "completed", reward=0.0)
+        await run(follow_rollouts.main, "--url", url, "--file", path, "--once")
+
+    entries = {entry["rollout_id"]: entry["values"] for entry in map(json.loads, path.read_text().splitlines())}
+    assert (3, None) == (entries["branch"]["policy_version"], entries["copy"].get("policy_version"))
 
 
 @pytest.mark.parametrize(("policy", "version"), [("coder", 8), ("default", 4), ("other", None)])

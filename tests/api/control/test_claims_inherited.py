@@ -1,0 +1,157 @@
+"""Claims of groups with playbacks: versions, staleness, rewards and rows are those of live tokens."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.playbacks import at, branched, record
+from tests.support.session import names_in
+
+
+async def played(proxy, store, name, *members, rewards=(1, 2, 3), **group):
+    """Record a group of playbacks: a member is the versions (or version and epoch) of its two inherited and its live steps."""
+    names = await proxy.open_group(name, len(members) - group.get("over_sample", 0), **group)
+    for rollout, versions in zip(names, members, strict=True):
+        for step, version in zip(branched(), versions, strict=False):
+            of = version if isinstance(version, tuple) else (version,)
+            await record(store, at(replace(step, rollout_id=rollout), *of))
+    for rollout, reward in zip(names, rewards, strict=False):
+        await proxy.finish(rollout, reward=reward)
+    return names
+
+
+async def test_the_version_and_staleness_of_a_group_are_those_of_its_live_tokens(proxy, store):
+    """The inherited ones are of the versions 1 and 2, the oldest live one is of version 7, and 9 is announced."""
+    await proxy.put("/policy", {"version": 9})
+    await played(proxy, store, "g", ("1", "2", "7"), ("1", "2", "8"))
+    first = await proxy.claim(max_staleness=2)
+    await proxy.release(first)
+    training = (await proxy.get("/training")).json["groups"]
+    last = await proxy.claim(max_staleness=1)
+
+    assert [("7", 2)] == [(group["policy_version"], group["staleness"]) for group in first["groups"]]
+    assert [("7", 2)] == [(group["version"], group["staleness"]) for group in training]
+    assert ["its oldest token is 2 policy versions behind; max_staleness is 1"] == [it["why"] for it in last["dropped"]]
+    assert 200 == (await proxy.post("/groups/g/requeue", {"max_staleness": 2})).status
+    assert [("7", 2)] == [
+        (group["policy_version"], group["staleness"]) for group in (await proxy.claim(max_staleness=1))["groups"]
+    ]
+
+
+async def test_groups_are_ordered_by_the_oldest_version_of_their_live_tokens(proxy, store):
+    await played(proxy, store, "eight", ("1", "1", "8"))
+    await played(proxy, store, "seven", ("9", "9", "7"))
+
+    assert ["seven", "eight"] == names_in(await proxy.claim(groups=2, min_group=1))
+
+
+@pytest.mark.parametrize("inherited", [None, "main"])
+async def test_a_group_is_not_of_unknown_age_because_of_what_it_inherited(proxy, store, inherited):
+    await proxy.put("/policy", {"version": 9})
+    await played(proxy, store, "g", (inherited, inherited, "9"))
+
+    assert ["g"] == names_in(await proxy.claim(max_staleness=0, min_group=1))
+
+
+async def test_a_group_is_not_of_an_earlier_epoch_because_of_what_it_inherited(proxy, store):
+    await proxy.put("/policy", {"version": 9})
+    await proxy.put("/policy", {"version": 1, "new_epoch": True})
+    await played(proxy, store, "g", ("9", "9", ("1", 1)))
+    (group,) = (await proxy.claim(max_staleness=0, min_group=1))["groups"]
+
+    assert ("1", 1, 0) == (group["policy_version"], group["policy_epoch"], group["staleness"])
+
+
+async def test_each_row_has_the_point_where_it_leaves_what_its_rollout_inherited(proxy, store):
+    """Also in the report of exports; `inherited=masked` shortens its prompt."""
+    (name,) = await played(proxy, store, "g", ("1", "2", "7"))
+    point = {"of": "r0", "step_id": "b", "tokens": 4}
+    skipped = [{"rollout_id": name, "step_id": step_id, "why": "inherited"} for step_id in "ab"]
+    (group,) = (await proxy.claim(format="trl", min_group=1, advantage="none"))["groups"]
+    report = (await proxy.get(f"/rollouts/{name}/export?report=true&inherited=masked")).json["report"]
+    trained = await proxy.get("/groups/g/export?format=slime&inherited=trained&report=true")
+    masked = (await proxy.get(f"/rollouts/{name}/export?format=trl&inherited=masked")).json["rows"]
+    exported = await proxy.get(f"/rollouts/{name}/export")
+
+    assert [{"rollout_id": name, "step_ids": ["c"], "reward": 1, "advantage": None, "weight": 1, "branch": point}] == (
+        group["rows"]
+    )
+    assert (skipped, [[1, 10, 9, 2, 11, 9, 3]], [[12, 9]]) == (
+        group["skipped"], group["data"]["prompt_ids"], group["data"]["completion_ids"]
+    )  # fmt: skip
+    assert (point, ["c"]) == (report["rows"][0]["branch"], report["rows"][0]["step_ids"])
+    assert ([[1]], [[0, 0, 0, 0, 0, 0, 1, 1]]) == (masked[0]["prompt_ids"], masked[0]["env_mask"])
+    assert ["a", "b", "c"] == trained.json["report"]["rows"][0]["step_ids"]
+    assert "2; inherited (2)" == exported.headers["X-Export-Skipped"]
+
+
+async def test_a_member_that_inherited_all_of_its_steps_has_no_rows_and_is_not_compared(proxy, store):
+    """Neither by an estimator nor with only_mixed; it has no version, and members=all refuses the group."""
+    await proxy.put("/policy", {"version": 9})
+    live, other, inherited = await played(proxy, store, "g", ("1", "2", "9"), ("1", "2", "9"), ("1", "2"))
+    whole = await proxy.claim(members="all", max_staleness=0)
+    claimed = await proxy.claim(advantage="dr_grpo", max_staleness=0)
+    (group,) = claimed["groups"]
+    await proxy.release(claimed)
+
+    assert ["no_rows"] == [it["code"] for it in whole["refused"]]
+    assert ([live, other], [1.0, 2.0], [-0.5, 0.5]) == (group["rollouts"], group["rewards"], group["advantages"])
+    assert {"rollout_id": inherited, "why": "none of its steps has a row"} in group["skipped"]
+
+
+async def test_only_mixed_compares_the_rewards_of_members_with_live_tokens(proxy, store):
+    await played(proxy, store, "equal", ("1", "2", "9"), ("1", "2", "9"), ("1", "2"), rewards=(1, 1, 5))
+    await played(proxy, store, "mixed", ("1", "2", "9"), ("1", "2", "9"), ("1", "2"), rewards=(0, 1, 1))
+    trained = await proxy.get("/groups/equal/export?only_mixed=true&inherited=trained&report=true")
+    claimed = await proxy.claim(groups=2, only_mixed=True)
+
+    assert ["mixed"] == names_in(claimed)
+    assert [("equal", "equal_rewards")] == [(it["group_id"], it["code"]) for it in claimed["dropped"]]
+    assert 3 == len(trained.json["report"]["rows"])
+
+
+async def test_a_group_without_a_live_token_is_dropped_as_it_has_nothing_to_train(proxy, store):
+    """It is not stale: it has no tokens."""
+    await proxy.put("/policy", {"version": 9})
+    await played(proxy, store, "g", ("1", "2"), ("1", "2"))
+
+    assert ["too_few_members"] == [it["code"] for it in (await proxy.claim(max_staleness=0))["dropped"]]
+
+
+async def test_an_over_sampled_group_needs_its_size_of_rewarded_members_with_live_tokens(proxy, store):
+    """A member that is answered from its tape to the end is finished first."""
+    members = await played(
+        proxy, store, "g", ("1", "2"), ("1", "2", "9"), ("1", "2", "9"), ("1", "2", "9"), over_sample=2, rewards=[]
+    )
+    for member in members[:2]:
+        await proxy.finish(member, reward=1)
+    before = await proxy.status("g")
+    await proxy.finish(members[2], reward=0)
+    claimed = await proxy.claim()
+
+    assert "open" == before
+    assert members[1:3] == claimed["groups"][0]["rollouts"]
+
+
+async def test_metrics_of_a_claim_are_those_of_live_tokens(proxy, store):
+    """The window of versions, the staleness, the rewards and the numbers of tokens."""
+    await proxy.put("/policy", {"version": 29})
+    await played(proxy, store, "g", ("1", "2", "27"), ("1", "2"))
+    await proxy.claim(min_group=1)
+    lines = (await proxy.get("/metrics")).text.decode().splitlines()
+    counted = {name: value for name, _, value in (line.rpartition(" ") for line in lines) if float_or_none(value)}
+
+    assert "1.0" == counted['tokentape_reward_count{policy="default",versions="20-29"}']
+    assert ("1.0", "2.0") == tuple(
+        counted[f'tokentape_rollout_tokens_{kind}{{policy="default"}}'] for kind in ("count", "sum")
+    )
+    assert "2.0" == counted['tokentape_claim_staleness_sum{policy="default"}']
+    assert {'{policy="default",versions="20-29"}'} == {
+        name.removeprefix("tokentape_reward_count") for name in counted if name.startswith("tokentape_reward_count")
+    }
+
+
+def float_or_none(value):
+    try:
+        return float(value)
+    except ValueError:
+        return None
