@@ -14,7 +14,9 @@ from moto.server import ThreadedMotoServer
 from tests.support import worked
 from tests.support.archives import archived_versions, archiver, finished, importer
 from tests.support.fakes import proxying
+from tests.support.forests import make_step
 from tests.support.pages import ROOT, blocks_of
+from tests.support.playbacks import inherit, record
 
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
@@ -140,6 +142,17 @@ def test_the_readers_of_the_page_run(archived, monkeypatch, tmp_path_factory):
     exec(compile(block.text, "docs/datasets.md", "exec"), names)
 
     assert [4, 4, 4] == [len(names["rows"]), names["exact"].collect().height, len(names["steps"])]
+
+
+async def test_the_condition_of_the_page_excludes_what_a_playback_inherited(store, tmp_path):
+    await finished(store, "a", "b", steps=1)
+    await record(store, inherit(make_step("0", [1], [2], rollout_id="a"), "b"))
+    await store.update_if("b", {"reward": b"1"}, expect={}, now_ms=9000)
+    await archiver(store, tmp_path).sweep()
+    (condition,) = re.findall(r"`(json_extract.*?)`", (ROOT / "docs" / "datasets.md").read_text())
+    rows = duckdb.sql(f"SELECT step_id, {condition} FROM read_parquet('{tmp_path}/*/*.parquet') ORDER BY step_id")
+
+    assert [("0", False), ("a0000", True), ("b0000", True)] == rows.fetchall()
 
 
 async def test_a_proxy_archives_finished_rollouts(store, engine, tmp_path):

@@ -213,9 +213,10 @@ def nodes_from(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> 
 
     A tree has one node per completion, and masks its whole prompt; otherwise the nodes equal the rows of the `nodes` export.
     """
+    options = Options()
     if not as_tree:
-        return FORMATS["nodes"].rows(facts, steps, Options()).rows
-    trained = [step for step in steps if step.trainable]
+        return FORMATS["nodes"].rows(facts, steps, options).rows
+    trained = [step for step in steps if step.trainable and options.trains(step)]
     if any(map(is_unlogged, trained)):
         raise Inexpressible(
             "Nodes require the logprob of each sampled token, and none were requested (record.logprobs: off)."

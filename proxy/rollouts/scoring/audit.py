@@ -322,10 +322,11 @@ class BackgroundAudit(BackgroundWork):
 
 
 def is_scorable(step: Step) -> bool:
-    """Return whether the engine that sampled a step can score it as it was recorded."""
+    """Return whether the engine that has just sampled a step can score it as it was recorded."""
     temperature, over = step.sampling.get("temperature"), {step.logprobs_over(choice) for choice in step.choices}
     return (
         step.exact
+        and step.inherited is None
         and step.status == "complete"
         and step.engine.kind in SCORING_KINDS
         and (step.is_chat or step.dialect in {"completions", "sglang_generate"})

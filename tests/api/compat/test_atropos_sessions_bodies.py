@@ -3,6 +3,7 @@
 import orjson
 import pytest
 from tests.support.forests import make_choice, make_step
+from tests.support.playbacks import branched
 
 from proxy.api.compat.atropos_sessions import (
     CreateSession,
@@ -94,6 +95,14 @@ def test_a_flagged_step_has_no_node():
 
     assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=True)
     assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=False)
+
+
+@pytest.mark.parametrize("as_tree", [True, False])
+def test_what_a_playback_inherited_has_no_node(as_tree):
+    (node,) = nodes_from(RolloutFacts("r1"), branched(), as_tree=as_tree)
+
+    assert [-100] * 7 + [12, 9] == node["masked_tokens"]
+    assert [] == nodes_from(RolloutFacts("r1"), branched()[:2], as_tree=as_tree)
 
 
 def test_missing_fields_have_the_defaults_of_atropos_schemas():

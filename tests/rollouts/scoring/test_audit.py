@@ -452,6 +452,7 @@ def test_a_step_is_scorable_if_its_logprobs_can_be_computed_again():
         {"sampling": {"constrained": True}},
         {"problems": ("no_token_ids",)},
         {"status": "partial"},
+        {"extra": {"inherited": {"rollout_id": "r0", "step_id": "S1"}}},  # the engine may have other weights since
         {"engine": EngineFacts("e", "llamacpp", None, "http://e")},
     ):
         assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4)), **changes))
