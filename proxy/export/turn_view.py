@@ -78,7 +78,9 @@ class TurnView(Format):
         self.check_branches(facts, options, found.branches)
         skipped = list(found.skipped)
         owned = {node.key: node for branch in found.branches for node in branch.owned_nodes}
-        points = {node.key: branch.point for branch in found.branches for node in branch.owned_nodes}
+        points = {
+            node.key: point for branch in found.branches for point in [branch.point] for node in branch.owned_nodes
+        }
         self.check_images(facts, (node.step for node in owned.values()))
         turns = [
             chosen for _, node in sorted(owned.items()) if (chosen := self._fit(node, options, skipped)) is not None
