@@ -12,6 +12,7 @@ A condition has the same status in all dialects, which determine the format of t
     │   ├── RequestTimeout     408   receiving the request body timed out
     │   ├── Conflict           409   the request conflicts with the stored state
     │   ├── RolloutClosed      409   the rollout is finished
+    │   │   └── PlaybackSourceGone  410   the rollout whose steps answer a playback was deleted, or has expired
     │   ├── LeaseLost          409   the lease of the batch expired
     │   ├── LowerVersion       409   the version of a policy is lower than the announced one
     │   ├── Damaged            409   a stored rollout, group or batch is unreadable
@@ -20,7 +21,8 @@ A condition has the same status in all dialects, which determine the format of t
     │   ├── UnsupportedEncoding     415   the content encoding is not supported
     │   ├── ExpectationFailed  417   the `Expect` header is not supported
     │   ├── UnprocessableRequest    422   a value is not allowed
-    │   │   └── InvalidValue   400   the dialect does not allow a value, as the API that it is of responds
+    │   │   ├── InvalidValue   400   the dialect does not allow a value, as the API that it is of responds
+    │   │   └── PlaybackMismatch    422   a playback's tape does not have the call
     │   ├── UpgradeRequired    426   the request is for a WebSocket
     │   ├── LimitReached       429   a limit of the rollout is reached
     │   ├── Overloaded         429   the calls in flight use too much memory
@@ -134,6 +136,14 @@ class RolloutClosed(Conflict):
     code = "rollout_closed"
 
 
+class PlaybackSourceGone(RolloutClosed):
+    """The rollout whose steps answer the calls of a playback was deleted, or has expired; what was answered is kept."""
+
+    status = 410
+    kind = "playback_source_gone"
+    code = "playback_source_gone"
+
+
 class LeaseLost(Conflict):
     """The lease of the batch expired, and another consumer claimed its groups."""
 
@@ -212,6 +222,12 @@ class InvalidValue(UnprocessableRequest):
 
     status = 400
     code = "invalid_value"
+
+
+class PlaybackMismatch(UnprocessableRequest):
+    """A playback's tape does not have the call, and the call must not be sampled: the agent or its inputs have changed."""
+
+    code = "playback_mismatch"
 
 
 class UpgradeRequired(BadRequest):

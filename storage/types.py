@@ -83,11 +83,15 @@ class Origin(Struct, frozen=True):
 
 
 class Appended(NamedTuple):
-    """The result of an append: the record's position, whether it is late, whether it restored an expired rollout."""
+    """The result of an append: the record's position, whether it is late, whether it restored an expired rollout.
+
+    Not `is_new`: a record with its name was stored before.
+    """
 
     position: int
     is_late: bool
     is_restored: bool
+    is_new: bool = True
 
 
 class StepWrite(Struct, frozen=True):

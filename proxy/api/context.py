@@ -19,6 +19,7 @@ from proxy.rollouts.drift import DriftReporter
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.live import LiveRollouts
+from proxy.rollouts.playback import Tapes
 from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
@@ -66,6 +67,7 @@ class Context:
     adapter_updates: Mapping[str, AdapterUpdates]
     finisher: Finisher
     continuation: PromptContinuation
+    tapes: Tapes
     rescorers: Rescorers
     stopping: asyncio.Event
     start_trace: Callable[[Any], Any] | None = None

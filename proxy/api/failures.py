@@ -18,6 +18,7 @@ from proxy.errors import (
     InternalError,
     LimitReached,
     NotFound,
+    PlaybackMismatch,
     ProxyError,
     StoreUnavailable,
     UpgradeRequired,
@@ -60,7 +61,7 @@ def error_headers(request: web.Request, error: ProxyError) -> dict[str, str]:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, UpgradeRequired):
         headers["Upgrade"] = "HTTP/1.1"  # RFC 9110, section 15.5.22
-    if isinstance(error, Conflict | LimitReached) and _is_of_an_agent(request):
+    if isinstance(error, Conflict | LimitReached | PlaybackMismatch) and _is_of_an_agent(request):
         headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients would retry, which cannot succeed
     return headers
 

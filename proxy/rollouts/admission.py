@@ -93,7 +93,8 @@ class Admission:
     ) -> Admitted:
         """Open the rollout of a call, which its first call creates and adds to the group, and count the call as in flight.
 
-        `model` returns the engine's name of the model of the call in this rollout.
+        `model` returns the engine's name of the model of the call in this rollout. A call of a playback neither waits nor
+        counts until `sample`.
 
         Raises:
             Paused: The policy of the model is paused, and the call cannot wait for the end.
@@ -120,9 +121,10 @@ class Admission:
                     admitted.is_active = self._activity.begin(rollout)
                 if rollout.has_reservation:
                     admitted.lease = self._recorder.tasks.start(self._renew(rollout, step_id))
-                if policy.pause.mode is None:
-                    policy.pause.in_flight += 1
-                    admitted.is_counted = True
+                is_sampled = rollout.playback is None  # else its tape may answer it, also during a pause
+                if policy.pause.mode is None or not is_sampled:
+                    policy.pause.in_flight += is_sampled
+                    admitted.is_counted = is_sampled
                     if rollout.osmosis:
                         admitted.rollout = await self._started(rollout)
                     return admitted
@@ -134,6 +136,20 @@ class Admission:
                 raise
             admitted.is_sent, waited = True, rollout  # its reservation is the next one's, which has the same name
             self.leave(admitted)  # and open it again: the policy version has changed
+
+    async def sample(self, admitted: Admitted) -> None:
+        """Count a call of a playback as in flight, after the pause of its policy: its tape does not answer it.
+
+        Raises Paused, StoreUnavailable.
+        """
+        pause, pauses = admitted.policy.pause, list(admitted.pauses)
+        while pause.mode is not None:
+            began = self._clock.monotonic()
+            await pause.passed()
+            pauses.append((began, self._clock.monotonic()))
+            await self._open(admitted.rollout.rollout_id, None, admitted.step_id)  # the policy version has changed
+        pause.in_flight += 1
+        admitted.is_counted, admitted.pauses = True, pauses
 
     def leave(self, admitted: Admitted) -> None:
         """Count a call as ended."""

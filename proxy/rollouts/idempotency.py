@@ -47,6 +47,7 @@ class StoredAnswer:
     step: Step
     content_type: str
     body: bytes
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)

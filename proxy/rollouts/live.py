@@ -15,6 +15,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import KnownBlocks
 from proxy.trajectory.endings import Endings
 from proxy.trajectory.step import Step
+from proxy.trajectory.tape import Tape
 from storage.types import StoredEntity
 
 _BYTES_PER_ROLLOUT: Final = 3000  # an estimate: the objects of a rollout without its own fields
@@ -38,6 +39,32 @@ class KnownTurns:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+class LoadedTape:
+    """A tape, shared by the playbacks of a process that have the same source. The lock is held while its blocks are read."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.lock = asyncio.Lock()
+
+
+@dataclass(slots=True, eq=False)
+class Played:
+    """What a process knows of a playback: its tape, and the steps of it that are used, in order.
+
+    `undelivered`: of these, the ones whose client did not receive the response.
+    """
+
+    loaded: LoadedTape
+    used: dict[str, None]
+    undelivered: set[str] = field(default_factory=set)
+    replies: frozenset[bytes] | None = None  # the digests of the messages that continue the step `through`
+
+    @property
+    def tape(self) -> Tape:
+        """The tape."""
+        return self.loaded.tape
+
+
 @dataclass(slots=True, eq=False)
 class LiveRollout:
     """One incarnation of a rollout: as it was read last, and the number of its `calls` in flight.
@@ -54,6 +81,7 @@ class LiveRollout:
     prompt: KnownPrompt | None = None
     text: LongText | None = None
     known: KnownTurns | None = None
+    played: Played | None = None  # of a playback
     endings: Endings = field(default_factory=Endings)
     size: int = 0
 
@@ -119,6 +147,8 @@ class LiveRollouts:
             size += len(prompt.text) + len(prompt.ids) * prompt.ids.itemsize
         if text is not None:
             size += text.size
+        if live.played is not None:
+            size += live.played.tape.size
         if known is not None:
             turns = known.turns
             size += _BYTES_PER_TURNS + turns.size + turns.conversations.newest.size + known.pending_bytes

@@ -38,7 +38,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
-from proxy.trajectory.step import CACHED_TOKENS, Step
+from proxy.trajectory.step import CACHED_TOKENS, INHERITED, Step
 from proxy.upstream.concurrency import PLAIN_BYTES, BackgroundTasks
 from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
 from storage.redis.store import Store
@@ -195,6 +195,43 @@ class Recorder:
         if journal is not None and (rollout in journal or self.store_health.reason(rollout) is not None):
             await self._write_to_journal(step, live, body_bytes, journal)  # behind its entries, to keep the order
             return
+        try:
+            stored, entry, appended = await self._stored(step, live, body_bytes, work_bytes)
+        except RolloutDeleted:
+            self._discard(step.step_id)
+            return
+        except StorageError as error:
+            if journal is not None and isinstance(error, StoreUnreachable):
+                await self._write_to_journal(step, live, body_bytes, journal)
+                return
+            raise StoreUnavailable(
+                f"The step could not be stored, so the end of the response is withheld: {error}"
+            ) from error
+        self._count(stored, entry)
+        # After the callback of the call, and before callbacks of later events: the next call of the agent finds the step.
+        asyncio.get_running_loop().call_soon(self._follow, stored, live, appended, body_bytes)
+
+    async def append_new(self, step: Step, live: LiveRollout, *, body_bytes: int, work_bytes: int) -> bool:
+        """Store an inherited step; return false if the store has one with its id, which another call has stored.
+
+        Raises RolloutDeleted, and StoreUnavailable: without the store it is unknown which steps of a tape are used.
+        """
+        try:
+            stored, entry, appended = await self._stored(step, live, body_bytes, work_bytes)
+            if not appended.is_new:  # equal bytes: the response to the first attempt of this append was lost
+                found = await self._store.find(step.rollout_id, step.step_id)
+                return found is not None and found[1] == entry.record
+        except RolloutDeleted:
+            raise
+        except StorageError as error:
+            raise StoreUnavailable(f"The step could not be stored, so the call is not answered: {error}") from error
+        asyncio.get_running_loop().call_soon(self._follow, stored, live, appended, body_bytes)
+        return True
+
+    async def _stored(
+        self, step: Step, live: LiveRollout, body_bytes: int, work_bytes: int
+    ) -> tuple[Step, StepWrite, Appended]:
+        """Append a step; return it as it is stored. Raises StorageError."""
         known, incarnation = live.blocks, live.rollout.incarnation
         is_first = not known  # of this process: the store knows whether it is the rollout's first one
         step, record = await _encoded(step, known, work_bytes, live.large_work)
@@ -209,26 +246,18 @@ class Recorder:
                 entry = entry_of(step, incarnation, record, live.rollout.origin)
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
         except RolloutDeleted:
-            self._discard(step.step_id)
-            return
+            raise
         except StorageError as error:
             self._metrics.store_operation_failures.labels("append").inc()
             self.store_health.failed(error)
-            if journal is not None and isinstance(error, StoreUnreachable):
-                await self._write_to_journal(step, live, body_bytes, journal)
-                return
-            raise StoreUnavailable(
-                f"The step could not be stored, so the end of the response is withheld: {error}"
-            ) from error
+            raise
         finally:
             self._seconds.observe(self._clock.monotonic() - started)
         known.update(record.blocks)
         known.update(record.names)
         if appended.is_late or appended.is_restored:
             self._note(entry, appended)
-        self._count(step, entry)
-        # After the callback of the call, and before callbacks of later events: the next call of the agent finds the step.
-        asyncio.get_running_loop().call_soon(self._follow, step, live, appended, body_bytes)
+        return step, entry, appended
 
     def _follow(self, step: Step, live: LiveRollout, appended: Appended, body_bytes: int) -> None:
         for follow in (*self.followers, *self.late_followers) if appended.is_late else self.followers:
@@ -343,7 +372,9 @@ def entry_of(
     fidelity = "error" if step.status == "error" else "flagged" if step.problems else "exact"
     counts = {"steps": 1, fidelity: 1, "sampled_tokens": sampled, "prompt_tokens": sum(map(len, step.prompts))}
     is_reported = CACHED_TOKENS in step.extra or (step.usage is not None and step.usage.get("prompt_tokens_details"))
-    if is_reported and (cached := step.cached_tokens) is not None:
+    if INHERITED in step.extra:  # an engine was not asked: its tokens were counted where they were sampled
+        counts = {"steps": 1, fidelity: 1, "inherited": 1, "inherited_tokens": sampled}
+    elif is_reported and (cached := step.cached_tokens) is not None:
         counts["cached_tokens"] = cached
     if "mask_mismatch" in step.extra:
         counts["mask_mismatches"] = 1

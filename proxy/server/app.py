@@ -40,6 +40,7 @@ from proxy.rollouts.finishing import Deadlines, Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.live import LiveRollouts
 from proxy.rollouts.outages import Journal
+from proxy.rollouts.playback import Tapes
 from proxy.rollouts.policy import Heartbeats, Pause, Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
@@ -209,6 +210,7 @@ async def _make_context(
         continuation=_kept(
             stack, PromptContinuation(opened, upstream, clock, metrics, rollouts, **dict(settings.continuation))
         ),
+        tapes=Tapes(opened),
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=finisher,
         stopping=stopping,

@@ -232,16 +232,25 @@ class BlockReader:
 
         Raises BrokenChain if a block is missing or damaged.
         """
-        fresh = []
-        name = end
-        while name != ROOT and name not in self._recent:
-            name, piece = self._opened.get(name) or self._open(kind, name)
-            fresh.append(piece)
-        pieces = (*self._recent.get(name, ()), *reversed(fresh))
+        name, fresh = self.since(kind, end, self._recent)
+        pieces = (*self._recent.get(name, ()), *(piece for _, piece in fresh))
         self._recent[end] = pieces
         if len(self._recent) > RECENT_CHAINS:
             del self._recent[next(iter(self._recent))]
         return pieces
+
+    def since(self, kind: bytes, end: bytes, known: Container[bytes]) -> tuple[bytes, list[tuple[bytes, Any]]]:
+        """Return the last name of a chain that is known, or `ROOT`, and the names and pieces after it.
+
+        Raises BrokenChain if a block is missing or damaged.
+        """
+        fresh = []
+        name = end
+        while name != ROOT and name not in known:
+            before, piece = self._opened.get(name) or self._open(kind, name)
+            fresh.append((name, piece))
+            name = before
+        return name, fresh[::-1]
 
     def link(self, end: bytes) -> Link | None:
         """Return the last link of the chain of ids with this name. Chains with a common beginning share their links.

@@ -324,6 +324,55 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
         raise UnreadableRecord(f"the record does not match schema {schema}: {error!r}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """What a record says about its call; long values are the names of their chains until they are read."""
+
+    head: Head
+    request: Mapping[str, Any]  # null for long values
+    messages: (
+        bytes | None
+    )  # the name of the last block of the messages that were sent; None for a call without messages
+    is_answerable: bool  # its response is complete, or an error that the client would get again
+
+    def fields(self, names: Container[str]) -> dict[str, Any]:
+        """Return these fields of the client's request, and the chains of long ones."""
+        chains = self.head.chains.get("request", {})
+        given = {name: value for name, value in self.request.items() if name in names and value is not None}
+        return {**given, **{name: tuple(chain) for name, chain in chains.items() if name in names}}
+
+    def read(self, fields: Mapping[str, Any], reader: BlockReader) -> dict[str, Any]:
+        """Return what `fields` returned, with the values of long fields. Raises UnreadableRecord."""
+        read = {name: value for name, value in fields.items() if not isinstance(value, tuple)}
+        chains = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+        try:
+            _join_fields(read, chains, (), reader)
+        except (ValueError, TypeError, LookupError) as error:
+            raise UnreadableRecord(f"the request is unreadable: {error!r}") from error
+        return read
+
+
+def read_call(record: bytes, reader: BlockReader) -> StoredCall:
+    """Return what a record says about its call, without its tokens, messages and long values. Raises UnreadableRecord."""
+    schema, packed = open_frame(record)
+    try:
+        (head_text, request_text, sent_text, response_text), _ = split_payload(reader.expand(packed))
+        head, request, sent = (
+            read_head(head_text),
+            object_of(orjson.loads(request_text)),
+            sent_of(orjson.loads(sent_text)),
+        )
+        is_sent = "messages" in (sent.get("set") or ()) or "messages" in (sent.get("unset") or ())
+        kind, *where = head.chains.get("sent" if is_sent else "request", {}).get("messages") or ("",)
+        messages = bytes.fromhex(where[0]) if kind == "messages" else None
+        status = orjson.loads(response_text).get("status") if head.status == "error" else None
+        is_rejected = type(status) is int and 400 <= status < 500
+        is_complete = head.status == "complete" and response_text != b"null"
+        return StoredCall(head, request, messages, is_complete or is_rejected)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnreadableRecord(f"the record does not match schema {schema}: {error!r}") from error
+
+
 def frame(schema: int, packed: bytes) -> bytes:
     """Return the record of a compressed payload."""
     checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()

@@ -376,8 +376,8 @@ class Store:
             raise RolloutExpired(f"rollout {entry.rollout!r} has expired after it was opened")
         if reply[0] == _DELETED:
             raise _deleted(entry.rollout)
-        position, is_late, is_restored = reply
-        return Appended(position, bool(is_late), bool(is_restored))
+        position, is_late, is_restored, is_new = reply
+        return Appended(position, bool(is_late), bool(is_restored), bool(is_new))
 
     async def mark(self, rollout: str, incarnation: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
         """Set marks: small values that become known after a record was stored (a reward, a disconnected client).

@@ -134,7 +134,7 @@ async def test_append_of_a_stored_name_changes_nothing(store):
 
     again = replace(entry, record=b"other", blocks={b"c": b"2"}, required_blocks=(b"missing",))
 
-    assert (0, False, False) == await store.append(again, now_ms=4)
+    assert (0, False, False, False) == await store.append(again, now_ms=4)
     assert [b"record", b"record"] == await store.read("r", 0, 10)
     assert {b"b": b"1"} == await store.blocks("r")
     assert {"steps": 2} == (await store.get("r")).counts
@@ -648,7 +648,7 @@ async def test_an_append_restores_an_expired_rollout(mortal):
     following = await mortal.append(replace(entry, name="s2", blocks={}, required_blocks=(b"b",)), now_ms=12)
     await mortal.mark("r", made.incarnation, {"m": b"1"}, now_ms=13)
 
-    assert ((0, False, True), (1, False, False)) == (restored, following)
+    assert ((0, False, True, True), (1, False, False, True)) == (restored, following)
     assert replace(made, created=False, touched_ms=13, counts={"steps": 2}) == await mortal.get("r")
     assert ("newer", "r", "older") == (await mortal.list()).names
     assert [b"record"] * 2 == await mortal.read("r", 0, 9)

@@ -18,6 +18,7 @@ from proxy.rollouts.archive.rows import put_together, take_apart
 from proxy.trajectory.advantages import SoftPenalty, episodes, returns, vine
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import decode, encode, read_head
+from proxy.trajectory.conversations import replies_of
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.endings import Endings
 from proxy.trajectory.images import IMAGES, aligned, names_in
@@ -27,6 +28,7 @@ from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
 from proxy.trajectory.shared_ids import Link, SharedIds
 from proxy.trajectory.step import Experts, Mask, Step
+from proxy.trajectory.tape import Tape, difference
 from proxy.trajectory.text_search import Needle, search
 from proxy.trajectory.thread_rules import PRESETS, rules_of
 from proxy.trajectory.threads import find_threads, select_threads
@@ -214,6 +216,27 @@ def _rows(steps: list[Step]) -> None:
         retokenize(replace(step, problems=("no_token_ids",)), _Letters())
 
 
+def _tape(steps: list[Step]) -> None:
+    known, blocks, records = KnownBlocks(), {}, []
+    for step in steps:
+        record = encode(step, known)
+        known.update(record.blocks)
+        blocks |= record.blocks
+        records.append(record.record)
+    tape = Tape(("a*b", "<*>", "*data", "think"))
+    tape.extend(records, blocks, frozenset())
+    for step in (steps[0], steps[-1]):
+        asked = tape.ask(step.dialect, step.request, step.body)
+        tape.equal(asked.key, len(tape))
+        tape.asked_as(asked.key)
+        tape.step(step.step_id)
+        tape.restored(asked)
+        tape.replied(tape.steps[0], list(replies_of(step).values()))
+        if (nearest := tape.nearest(asked, tape.steps)) is not None:
+            difference(asked.messages, [*tape.messages(nearest[0]), {"role": "a"}], nearest[1])
+            difference([step.request], [steps[0].response], 0)
+
+
 def _search(steps: list[Step]) -> None:
     search(steps, Needle("nothing"), 10)
 
@@ -254,7 +277,7 @@ def _rollouts(analysis: Callable[[list[Step]], None], shape: Callable[[str, int]
     OF_ROLLOUTS.add(name)
 
 
-for _analysis in (_threads, _drift, _records, _rows, _search, _trajectories, _formats):
+for _analysis in (_threads, _drift, _records, _tape, _rows, _search, _trajectories, _formats):
     for _shape in SHAPES:
         _rollouts(_analysis, _shape)
 

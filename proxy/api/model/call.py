@@ -24,6 +24,7 @@ from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
+from proxy.rollouts.playback import Recorded, as_recorded
 from proxy.rollouts.policy import Policy
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.images import IMAGES
@@ -104,6 +105,7 @@ class Call:
     fault: EngineError | None = None  # known before anything is sent
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
     moves: bool = False  # to the next endpoint
+    recorded: Recorded | None = None  # a live call of a playback: what its tape has of it
     are_ids_refused: bool = False  # by the engine: the call was sent again as the client sent it
 
     # While it is relayed.
@@ -213,13 +215,21 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
     if call.resumed:
         plan = await off_loop(call.work_bytes, LARGE_BYTES, _going_on, call, plan)
     elif fault is None:
-        continuation = context.continuation
-        plan = (
-            await continuation.continued(plan, call.admitted, endpoint, headers, call.work_bytes)
-            if as_ids
-            else continuation.refused(plan)
-        )
+        plan = await _continued(call, plan, endpoint, as_ids=as_ids)
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
+
+
+async def _continued(call: Call, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
+    """Return the plan with prompt ids, if they are known: of the step that the call branches from, or by continuation."""
+    continuation, recorded = call.context.continuation, call.recorded
+    if recorded is not None:
+        takes_ids = as_ids and not endpoint.continuation_fault.for_rollout(call.rollout.rollout_id)
+        plan = await off_loop(call.work_bytes, LARGE_BYTES, as_recorded, plan, recorded, as_ids=takes_ids)
+    if not as_ids:
+        return continuation.refused(plan)
+    if plan.prompt is not None:
+        return plan
+    return await continuation.continued(plan, call.admitted, endpoint, call.request.headers, call.work_bytes)
 
 
 def _going_on(call: Call, plan: Plan) -> Plan:

@@ -11,14 +11,15 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from aiohttp.client_exceptions import ClientConnectionResetError
+from msgspec import structs
 
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute, adapter_of, downstream
+from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute
 from proxy.api.memory_limit import check_connection
 from proxy.api.model.call import Call, ModelRequest, endpoints_of, model_of, plan_for
+from proxy.api.model.playing import answer, respond
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
 from proxy.api.model.unrecorded import forward, is_probe
@@ -40,7 +41,7 @@ from proxy.trajectory.thread_rules import AGENT_NAME
 from proxy.upstream import Endpoint, choose, least_loaded, ranked
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.context_window import expected_options
-from proxy.upstream.http_client import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
+from proxy.upstream.http_client import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
 
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
 
@@ -187,7 +188,14 @@ async def _send(call: Call, attempt: Attempt) -> web.StreamResponse:
     """Check the limits of the rollout, then plan the call and relay it."""
     if AGENT_HEADER in call.request.headers:
         attempt = replace(attempt, extra={**attempt.extra, "agent": _agent(call.request.headers[AGENT_HEADER])})
-    await call.context.admission.check(call.rollout)
+    admission = call.context.admission
+    if call.rollout.playback is not None:
+        await admission.check(structs.replace(call.rollout, has_reservation=None))  # the tape needs none
+        await _resolve(call)
+        if (answered := await answer(call, attempt)) is not None:
+            return answered
+        await admission.sample(call.admitted)
+    await admission.check(call.rollout)
     if attempt.marks:
         await call.context.idempotency_keys.begin(call.rollout, attempt)
     call.attempt = attempt
@@ -207,23 +215,16 @@ def _agent(name: str) -> str:
 async def replay(call: Call, stored: StoredAnswer) -> web.StreamResponse:
     """Respond from the store: nothing is sent to an engine, and only the delivery is recorded."""
     context, rollout = call.context, call.rollout
-    of_engine = downstream([("Content-Type", stored.content_type), ("X-Idempotent-Replayed", "true")])
-    shown = [*of_engine, (ROLLOUT_HEADER, rollout.rollout_id), (STEP_HEADER, stored.step.step_id)]
-    adapter = adapter_of(call.adapter, stored.step)
-    body = adapter.answer(stored.step) if adapter is not None else None
-    response = web.Response(headers=shown, body=stored.body if body is None else body)
-    await response.prepare(call.request)
-    try:
-        await response.write_eof()
-    except ClientConnectionResetError:
+    response = await respond(call, stored, {"X-Idempotent-Replayed": "true"})
+    if response is None:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client is gone
     context.recorder.mark_delivered(rollout.rollout_id, rollout.incarnation, stored.step.step_id)
     context.metrics.idempotent_replays.labels(stored.step.dialect).inc()
     return response
 
 
-async def _plan(call: Call) -> None:
-    """Plan a call for the first endpoint of its rollout."""
+async def _resolve(call: Call) -> None:
+    """Read what an adapted call refers to. Raises NotFound."""
     context, rollout, adapter = call.context, call.rollout, call.adapter
     if adapter is not None and adapter.needs_steps:
         adapter = adapter.with_steps(await read_steps(context.store, rollout, whole=False))
@@ -234,6 +235,13 @@ async def _plan(call: Call) -> None:
         call.body_bytes += history_bytes
         call.work_bytes += history_bytes
     call.adapter = adapter
+
+
+async def _plan(call: Call) -> None:
+    """Plan a call for the first endpoint of its rollout."""
+    context, rollout = call.context, call.rollout
+    if call.adapter is not None and rollout.playback is None:  # else it is resolved already
+        await _resolve(call)
     endpoints = await endpoints_of(call) if context.upstream.routes_by_model else context.upstream.endpoints
     if call.policy.pause.held:
         endpoints = await _not_held(call, endpoints)

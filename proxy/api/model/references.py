@@ -57,18 +57,19 @@ async def with_references(context: Context, admitted: Admitted, call: Translated
     if call.translation.name != RESPONSES.name:
         return replace(call, resolved=ResolvedReferences(calls=sampled))
     before = None
+    # A playback has the steps that it repeats: names of its source's responses are theirs.
+    owner = (None if rollout.playback is not None else rollout_of(previous)) or rollout.rollout_id
     if previous is not None:
-        before = await find_response_step(context, previous, rollout.rollout_id, "previous_response_id")
-    owner = rollout_of(previous) or rollout.rollout_id
+        before = await find_response_step(context, previous, owner, "previous_response_id")
     steps = dict.fromkeys(step for name in references.items if (step := step_of(name)) is not None)
     read = [await read_step(context.store, owner, step_id) for step_id in steps]
     named = [step for step in read if step is not None and step.dialect == RESPONSES.name]
     return replace(call, resolved=resolve_references(before, named, sampled))
 
 
-async def find_response_step(context: Context, name: str, rollout_id: str | None, param: str) -> Step:
-    """Return the step of a response, which `param` names; `rollout_id` is what the call names. Raises NotFound."""
-    owner, step_id = rollout_of(name) or rollout_id, step_of(name)
+async def find_response_step(context: Context, name: str, owner: str | None, param: str) -> Step:
+    """Return the step of a response, which `param` names, in the rollout `owner`. Raises NotFound."""
+    step_id = step_of(name)
     step = None if owner is None or step_id is None else await read_step(context.store, owner, step_id)
     is_complete = (
         step is not None and step.dialect == RESPONSES.name and step.status == "complete" and step.response is not None
@@ -88,7 +89,7 @@ async def answer_stored(call: ModelRequest) -> web.Response:
         raise NotFound(
             f"{request.method} {call.endpoint} is not supported; responses can be retrieved, listed and deleted."
         )
-    step = await find_response_step(context, name, named, "response_id")
+    step = await find_response_step(context, name, rollout_of(name) or named, "response_id")
     mark = _DELETED_MARK + step.step_id
     if await context.store.marks(step.rollout_id, [mark]):
         raise NotFound(f"Response {name[:200]!r} was deleted.", param="response_id")

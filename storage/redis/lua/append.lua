@@ -8,7 +8,7 @@
 -- ARGV: incarnation, name, record, number of required blocks, number of new blocks, late_if ('': none), created_ms of
 -- the origin ('': no origin), number of its fields; then the names of the required blocks, name and bytes of each new
 -- block, name and value of each field, and count, number, ..., field that is set unless the rollout has it, value, ...
--- Returns {position, is late, was restored}; {-1} if the rollout was deleted; {-2} if it has expired; {-3, missing
+-- Returns {position, is late, was restored, is new}; {-1} if the rollout was deleted; {-2} if it has expired; {-3, missing
 -- block, ...}.
 local incarnation = redis.call('HGET', KEYS[1], 'birth')
 local is_restored = incarnation ~= ARGV[4] and 1 or 0
@@ -17,7 +17,8 @@ if is_restored == 1 then
   if ARGV[10] == '' then return {-2} end
 end
 local position = redis.call('HGET', KEYS[3], ARGV[5])
-if not position then
+local is_new = position and 0 or 1
+if is_new == 1 then
   local first_block = 12 + ARGV[7]
   local first_field = first_block + 2 * ARGV[8]
   local first_count = first_field + 2 * ARGV[11]
@@ -50,4 +51,4 @@ if not position then
   publish(' ' .. position .. ' ' .. ARGV[5])
 end
 touch()
-return {tonumber(position), redis.call('HEXISTS', KEYS[5], 'late:' .. ARGV[5]), is_restored}
+return {tonumber(position), redis.call('HEXISTS', KEYS[5], 'late:' .. ARGV[5]), is_restored, is_new}

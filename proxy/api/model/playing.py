@@ -1,0 +1,302 @@
+"""Calls of playbacks: answered from the tape of their rollout, or else refused or live (docs/playback.md).
+
+No engine, slot, pause or reservation is involved in an answer. Its step is stored first: the store decides which of several
+calls, of any process, uses a step of the tape.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+import orjson
+from aiohttp import web
+from aiohttp.client_exceptions import ClientConnectionResetError
+
+from proxy.api.http import CLIENT_CLOSED_REQUEST, adapter_of, downstream
+from proxy.api.model.call import Call
+from proxy.api.requests import update_rollout
+from proxy.errors import DamagedStep, PlaybackMismatch, PlaybackSourceGone
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.translated_call import TranslatedCall, translator_of
+from proxy.rollouts.idempotency import COUNT, Attempt, StoredAnswer, retry_fields, stored_answer_from
+from proxy.rollouts.live import Played
+from proxy.rollouts.playback import Recorded, Tapes, inherited
+from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Playback, read_marks
+from proxy.trajectory.codec import UnreadableRecord
+from proxy.trajectory.step import Step
+from proxy.trajectory.tape import Asked, Tape, TapeStep, difference, from_difference
+from proxy.upstream.concurrency import LARGE_BYTES, PLAIN_BYTES, off_loop
+from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER
+
+PLAYBACK_HEADER: Final = "X-Playback"  # of a response: `answered` from the tape, or `again`
+
+
+async def answer(call: Call, attempt: Attempt) -> web.StreamResponse | None:
+    """Respond to a call of a playback from its tape; None if it is live.
+
+    Raises:
+        PlaybackMismatch: The tape does not have the call, which must not be sampled.
+        PlaybackSourceGone: The source was deleted.
+        StoreUnavailable: The step was not stored.
+    """
+    context, live = call.context, call.admitted.live
+    playback = call.rollout.playback
+    assert playback is not None
+    played = await context.tapes.play(live, playback)
+    if played is None and ((played := live.played) is None or not _is_over(call, playback)):
+        _gone(call, playback)
+    asked = await off_loop(call.work_bytes, LARGE_BYTES, _ask, call, played.tape)
+    steps = played.tape.equal(asked.key, playback.end)
+    if (step := await _used(call, attempt, played, steps)) is not None:
+        return await _again(call, played, playback, step)
+    for step in steps:
+        if step.step_id in played.used:
+            continue
+        if (response := await _use(call, attempt, played, playback, step)) is not None:
+            return response
+    if not await _is_live(call, played, playback, asked):
+        await _refuse(call, played, playback, asked)
+    context.metrics.playback_calls.labels("live").inc()
+    call.recorded = await _recorded(context.tapes, played, playback, asked)
+    return None
+
+
+def _is_over(call: Call, playback: Playback) -> bool:
+    """Return whether all steps of the tape are used, and calls without a match are live."""
+    counts, is_live = call.rollout.counts, call.rollout.has_branched or playback.on_mismatch == "sample"
+    return is_live and counts.get("inherited", 0) >= playback.answerable
+
+
+def _gone(call: Call, playback: Playback) -> NoReturn:
+    call.context.metrics.playback_calls.labels("gone").inc()
+    raise PlaybackSourceGone(
+        f"Rollout {playback.of!r}, from which the calls of rollout {call.rollout.rollout_id!r} are answered, was deleted or "
+        "has expired."
+    )
+
+
+def _ask(call: Call, tape: Tape) -> Asked:
+    """Return what a call asks for. It is translated as for the engine of the source, whatever serves live calls."""
+    adapter, engine = call.adapter, tape.engine
+    if adapter is None or engine is None:
+        return tape.ask(call.dialect.name, call.body if adapter is None else adapter.request, call.body)
+    if not isinstance(adapter, TranslatedCall):
+        if (path := adapter.own.get(engine.kind)) is not None:
+            return tape.ask(DIALECTS[path].name, adapter.request, adapter.request)
+        return tape.ask(call.dialect.name, adapter.request, adapter.native({}, engine.kind))
+    name, options = adapter.translation.name, call.context.translation
+    if (kind := ENGINES.get(engine.kind)) is not None:
+        options = kind.translation_options(options, engine.version)
+    asked = tape.ask(name, adapter.request, adapter.read_for(options))
+    if adapter.translation.has_system_turns and not tape.asked_as(
+        asked.key
+    ):  # it depends on the engine's own translation
+        merged = replace(options, merges_systems=not options.merges_systems)
+        other = tape.ask(name, adapter.request, adapter.read_for(merged))
+        return other if tape.asked_as(other.key) else asked
+    return asked
+
+
+async def _used(call: Call, attempt: Attempt, played: Played, steps: Sequence[TapeStep]) -> TapeStep | None:
+    """Return the step that a call gets again: one whose response its client did not receive, or has retried."""
+    by_id = {step.step_id: step for step in steps}
+    used = [by_id[step_id] for step_id in reversed(played.used) if step_id in by_id]
+    used = [step for step in used if not step.is_rejection]  # a client that retries these did receive them
+    if not used:
+        return None
+    if attempt.extra.get("attempt") or retry_fields(call.request.headers.get(COUNT, "")):
+        return used[0]
+    names = [mark + step.step_id for mark in (UNDELIVERED_MARK, DELIVERED_MARK) for step in used]
+    marks = read_marks(await call.context.store.marks(call.rollout.rollout_id, names))
+    missed = played.undelivered | marks.undelivered
+    return next((step for step in used if step.step_id in missed), None)
+
+
+async def _use(
+    call: Call, attempt: Attempt, played: Played, playback: Playback, step: TapeStep
+) -> web.StreamResponse | None:
+    """Respond with an unused step; None if another call has used it, or it cannot be rendered for this call."""
+    context, rollout, recorder = call.context, call.rollout, call.context.recorder
+    played.used[step.step_id] = None  # before anything is awaited: calls of this process never try the same step
+    stored = None
+    try:
+        stored = await _stored_answer(call, attempt, played, playback, step)
+        if stored is not None and attempt.marks:
+            marks = {
+                name: orjson.dumps({**orjson.loads(it), "step_id": step.step_id}) for name, it in attempt.marks.items()
+            }
+            await context.idempotency_keys.begin(rollout, replace(attempt, marks=marks))
+    finally:
+        if stored is None:
+            played.used.pop(step.step_id, None)
+    if stored is None:
+        return None
+    sizes = {"body_bytes": call.body_bytes + len(stored.body), "work_bytes": call.work_bytes + len(stored.body)}
+    storing = recorder.tasks.start(recorder.append_new(stored.step, call.admitted.live, **sizes))
+    try:
+        if not await asyncio.shield(storing):
+            return None
+    except asyncio.CancelledError:  # the client has disconnected
+        recorder.tasks.start(_missed(call, played, stored.step, storing))
+        raise
+    except BaseException:
+        played.used.pop(step.step_id, None)
+        raise
+    attempt.stored.set()
+    context.metrics.playback_calls.labels("answered").inc()
+    response = await respond(call, stored, {PLAYBACK_HEADER: "answered"})
+    if response is None:
+        played.undelivered.add(step.step_id)
+        recorder.mark_undelivered(stored.step, rollout.incarnation)
+        return web.Response(status=CLIENT_CLOSED_REQUEST)
+    return response
+
+
+async def _missed(call: Call, played: Played, step: Step, storing: "asyncio.Task[bool]") -> None:
+    """Once a step is stored, mark it as undelivered; if it is not, it is unused."""
+    await asyncio.wait([storing])
+    if storing.exception() is None:
+        played.undelivered.add(step.step_id)
+        call.context.recorder.mark_undelivered(step, call.rollout.incarnation)
+    else:
+        played.used.pop(step.step_id, None)
+
+
+async def _again(call: Call, played: Played, playback: Playback, step: TapeStep) -> web.StreamResponse:
+    """Respond with a used step once more; nothing is recorded but the delivery."""
+    context, rollout = call.context, call.rollout
+    stored = await _stored_answer(call, Attempt(step.step_id, {}), played, playback, step)
+    if stored is None:
+        raise DamagedStep(f"Step {step.step_id!r} cannot be rendered for this call.", name=rollout.rollout_id)
+    context.metrics.playback_calls.labels("again").inc()
+    response = await respond(call, stored, {PLAYBACK_HEADER: "again"})
+    if response is None:
+        return web.Response(status=CLIENT_CLOSED_REQUEST)
+    played.undelivered.discard(step.step_id)
+    context.recorder.mark_delivered(rollout.rollout_id, rollout.incarnation, step.step_id)
+    return response
+
+
+async def _stored_answer(
+    call: Call, attempt: Attempt, played: Played, playback: Playback, step: TapeStep
+) -> StoredAnswer | None:
+    """Return the response of a step, rendered for this call, and the inherited step; None if it cannot be rendered."""
+    context = call.context
+    try:
+        origin = await context.tapes.read(played, playback, step.step_id)
+    except UnreadableRecord:
+        return None
+    if origin is None:
+        _gone(call, playback)
+    request = call.body if call.adapter is None else call.adapter.request
+    extra = {**attempt.extra, "call_id": attempt.step_id}
+    timing = call.timing(context.clock.now())
+    weight = call.body_bytes + 8 * origin.sampled
+
+    def rendered() -> StoredAnswer | None:
+        own = inherited(origin, call.rollout.rollout_id, request, timing, extra)
+        return _rejection(own) if own.status == "error" else stored_answer_from(own)
+
+    return await off_loop(weight, PLAIN_BYTES, rendered)
+
+
+def _rejection(step: Step) -> StoredAnswer | None:
+    """Return the engine's error of a call that it rejected."""
+    given: Mapping[str, Any] = step.response or {}
+    status, body, content_type = given.get("status"), given.get("body"), given.get("content_type")
+    if type(status) is not int or not isinstance(body, str):
+        return None
+    if (translator := translator_of(step)) is not None:
+        return StoredAnswer(step, "application/json", translator.engine_error(status, body), status)
+    kind = content_type if isinstance(content_type, str) and content_type else "application/json"
+    return StoredAnswer(step, kind, body.encode(), status)
+
+
+async def _is_live(call: Call, played: Played, playback: Playback, asked: Asked) -> bool:
+    """Return whether a call that the tape does not answer is sampled.
+
+    Before the branch step that is so for a call of the source from that step on: an agent that works on several things at once
+    may send it first.
+    """
+    if playback.on_mismatch != "branch" or call.rollout.has_branched:
+        return playback.on_mismatch != "refuse"
+    later = [step for step in played.tape.asked_as(asked.key) if step.position >= playback.end]
+    digests = [place.digest for place in asked.places]
+    if await call.context.tapes.has_branched(played, playback, asked.key, digests):
+        await update_rollout(call.context, call.rollout, {"has_branched": b"true"}, {})
+        return True
+    return bool(later)
+
+
+async def _refuse(call: Call, played: Played, playback: Playback, asked: Asked) -> NoReturn:
+    """Raise PlaybackMismatch with the first difference from the nearest unused step; count it in the rollout."""
+    context, tape = call.context, played.tape
+    unused = [step for step in tape.steps[: playback.end] if step.is_answerable and step.step_id not in played.used]
+    found = await off_loop(
+        call.work_bytes + LARGE_BYTES * (len(unused) // 1000), LARGE_BYTES, tape.nearest, asked, unused
+    )
+    why: dict[str, Any] = {"step_id": None, "path": None, "value": None, "recorded": None}
+    if found is None:
+        message = f"All {playback.answerable} calls of the tape are answered."
+    else:
+        step, shared = found
+        why["step_id"] = step.step_id
+        async with played.loaded.lock:
+            recorded = tape.messages(step)
+        if shared < max(len(asked.messages), len(recorded)):
+            why["path"], why["value"], why["recorded"] = difference(asked.messages, recorded, shared)
+        else:
+            origin = await context.tapes.read(played, playback, step.step_id)
+            own = {} if origin is None else tape.ask(origin.dialect, origin.request, origin.body).fields
+            names = [
+                name for name in sorted(asked.fields.keys() | own.keys()) if asked.fields.get(name) != own.get(name)
+            ]
+            if names:
+                value, before = from_difference(asked.fields.get(names[0]), own.get(names[0]))
+                why |= {"path": names[0], "value": value, "recorded": before}
+        where = (
+            "in its dialect"
+            if why["path"] is None
+            else f"at {why['path']}: {why['value']!r}, recorded {why['recorded']!r}"
+        )
+        message = f"The call differs from the nearest unused step {step.step_id!r} {where}."
+    context.metrics.playback_calls.labels("refused").inc()
+    is_set, rollout = False, call.rollout
+    while not is_set:
+        count, first = (0, why) if rollout.mismatch is None else (rollout.mismatch.count, rollout.mismatch.first)
+        fields = {"mismatch": orjson.dumps({"count": count + 1, "first": first})}
+        expected = {"mismatch": rollout.origin.fields.get("mismatch")}
+        is_set, rollout = await update_rollout(context, rollout, fields, expected)
+    raise PlaybackMismatch(f"Rollout {call.rollout.rollout_id!r} is a playback of {playback.of!r}. {message}")
+
+
+async def _recorded(tapes: Tapes, played: Played, playback: Playback, asked: Asked) -> Recorded:
+    """Return what the tape has of a live call: of several steps with its key the branch step, else the latest."""
+    same = played.tape.asked_as(asked.key)
+    step = next((step for step in same if step.step_id == playback.before), same[-1] if same else None)
+    try:
+        origin = None if step is None else await tapes.read(played, playback, step.step_id)
+    except UnreadableRecord:
+        origin = None
+    if not playback.ignore:
+        return Recorded(origin, asked.messages, asked.messages)
+    async with played.loaded.lock:
+        return Recorded(origin, asked.messages, played.tape.restored(asked))
+
+
+async def respond(call: Call, stored: StoredAnswer, headers: Mapping[str, str]) -> web.StreamResponse | None:
+    """Send a stored response; None if the client has disconnected."""
+    step = stored.step
+    shown = downstream([("Content-Type", stored.content_type), *headers.items()])
+    shown = [*shown, (ROLLOUT_HEADER, step.rollout_id), (STEP_HEADER, step.step_id)]
+    adapter = adapter_of(call.adapter, step)
+    body = adapter.answer(step) if adapter is not None and stored.status == 200 else None
+    response = web.Response(status=stored.status, headers=shown, body=stored.body if body is None else body)
+    await response.prepare(call.request)
+    try:
+        await response.write_eof()
+    except ClientConnectionResetError:
+        return None
+    return response

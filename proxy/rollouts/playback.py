@@ -1,0 +1,198 @@
+"""Playbacks: rollouts whose calls are answered from the recorded steps of another rollout, their tape (docs/playback.md).
+
+A step that is answered from the tape is inherited: it is stored in the playback with the id, the tokens and the messages of its
+origin. A call that the tape does not answer is live, and sampled by an engine.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import msgspec
+import orjson
+
+from proxy.continuation.turns import has_own_ids
+from proxy.errors import NotFound, UnprocessableRequest
+from proxy.protocols.number_lists import prompt_of
+from proxy.protocols.plan import Plan, with_continuation
+from proxy.rollouts.live import LiveRollout, LoadedTape, Played
+from proxy.rollouts.rollout import Playback, Rollout, no_rollout, read_marks, read_rollout
+from proxy.rollouts.steps import read_steps
+from proxy.trajectory.codec import decode
+from proxy.trajectory.conversations import replies_of
+from proxy.trajectory.images import IMAGES
+from proxy.trajectory.step import INHERITED, Sampled, Step, Timing
+from proxy.trajectory.tape import Tape
+from proxy.trajectory.thread_rules import PRESETS
+from proxy.upstream.concurrency import off_loop
+from storage.redis.store import Store
+
+_SHORT: Final = 2**12  # bytes of a record that is decoded in a millisecond
+_PAGE: Final = 500  # records per read from the store
+_TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # terms of a source
+_OF_ITS_CALL: Final = ("request_key", "attempt", "retry_of", "agent", INHERITED)  # in `extra`
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the tape has of a live call: the step with its key, and its messages, which differ in what is ignored."""
+
+    step: Step | None
+    asked: Sequence[Any]
+    messages: Sequence[Any]
+
+
+class Tapes:
+    """Read the tapes of playbacks, each once for all of them in this process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loaded: WeakValueDictionary[tuple[str, str, tuple[str, ...]], LoadedTape] = WeakValueDictionary()
+        self._loading: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<Tapes {len(self._loaded)}>"
+
+    async def open(self, terms: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the stored fields of a playback with these terms (`PlaybackTerms`), and the terms of its source.
+
+        Raises:
+            NotFound: The source or the step is unknown.
+            UnprocessableRequest: The step `through` cannot be answered again.
+        """
+        of, before, through = terms["of"], terms.get("before"), terms.get("through")
+        stored = await self._store.get(of)
+        if stored is None:
+            raise no_rollout(of)
+        source = read_rollout(stored)
+        ignore = (
+            *terms.get("ignore", ()),
+            *(text for name in terms.get("presets", ()) for text in PRESETS[name].ignore),
+        )
+        loaded = await self._load(of, source.incarnation, tuple(dict.fromkeys(ignore)), source.counts.get("steps", 0))
+        tape, end = loaded.tape, len(loaded.tape)
+        if (name := before or through) is not None:
+            step = tape.step(name)
+            if step is None:
+                raise NotFound(f"Step {name[:200]!r} of rollout {of!r} not found.", param="playback")
+            if through is not None and not step.is_answerable:
+                raise UnprocessableRequest(
+                    f"Step {name!r} of rollout {of!r} is not complete, so no call can continue it; branch before it.",
+                    param="playback.through",
+                )
+            end = step.position + (through is not None)
+        playback = Playback(
+            of=of,
+            incarnation=source.incarnation,
+            end=end,
+            answerable=sum(step.is_answerable for step in tape.steps[:end]),
+            on_mismatch=terms.get("on_mismatch", "refuse" if name is None else "branch"),
+            before=before,
+            through=through,
+            ignore=tuple(dict.fromkeys(ignore)),
+        )
+        taken = {name: stored.fields[name] for name in _TAKEN_OVER if name in stored.fields}
+        return {**taken, "playback": orjson.dumps(msgspec.to_builtins(playback))}
+
+    async def play(self, live: LiveRollout, playback: Playback) -> Played | None:
+        """Return what this process knows of a playback, and renew the expiry of its source; None if the source is gone."""
+        if not await self._store.renew(playback.of, playback.incarnation):
+            return None
+        async with live.large_work:  # once, for calls that arrive together
+            if live.played is None:
+                loaded = await self._load(playback.of, playback.incarnation, playback.ignore, playback.end)
+                live.played = Played(loaded, await self._used(live.rollout))
+        return live.played
+
+    async def read(self, played: Played, playback: Playback, step_id: str) -> Step | None:
+        """Return a step of the source; None if the source is gone. Raises UnreadableRecord."""
+        found = await self._store.find(playback.of, step_id)
+        if found is None:
+            return None
+        async with played.loaded.lock:
+            return await off_loop(len(found[1]), _SHORT, decode, found[1], played.tape.reader, found[0])
+
+    async def has_branched(self, played: Played, playback: Playback, key: bytes, digests: Sequence[bytes]) -> bool:
+        """Return whether a call with this key reaches the branch step; `digests` are of the beginnings of its messages."""
+        if playback.before is not None:
+            branch = played.tape.step(playback.before)
+            return branch is not None and branch.key == key
+        if playback.through is None or (last := played.tape.step(playback.through)) is None:
+            return False
+        if played.replies is None:
+            whole = await self.read(played, playback, playback.through)
+            replies = [] if whole is None else list(replies_of(whole).values())
+            played.replies = played.tape.replied(last, replies)
+        return not played.replies.isdisjoint(digests) if played.replies else playback.through in played.used
+
+    async def _used(self, rollout: Rollout) -> dict[str, None]:
+        if not rollout.counts.get("inherited"):
+            return {}
+        return {step.step_id: None for step in await read_steps(self._store, rollout, whole=False) if step.inherited}
+
+    async def _load(self, of: str, incarnation: str, ignore: tuple[str, ...], count: int) -> LoadedTape:
+        """Return the tape of a source with at least `count` steps. Raises NotFound if the source is gone."""
+        lock = self._loading.setdefault((of, incarnation), asyncio.Lock())
+        async with lock:
+            key = of, incarnation, ignore
+            loaded = self._loaded.get(key)
+            if loaded is None or len(loaded.tape) < count:
+                loaded = self._loaded[key] = LoadedTape(await self._read(of, incarnation, ignore))
+        return loaded
+
+    async def _read(self, of: str, incarnation: str, ignore: tuple[str, ...]) -> Tape:
+        records: list[bytes] = []
+        while len(records) % _PAGE == 0 and (page := await self._store.read(of, len(records), _PAGE)):
+            records += page
+        blocks, marks = await self._store.blocks(of), read_marks(await self._store.marks(of))
+        stored = await self._store.get(of)
+        if stored is None or stored.incarnation != incarnation:
+            raise no_rollout(of)
+        tape = Tape(ignore)
+        await asyncio.to_thread(tape.extend, records, blocks, marks.undelivered)
+        return tape
+
+
+def inherited(
+    origin: Step, rollout_id: str, request: Mapping[str, Any], timing: Timing, extra: Mapping[str, Any]
+) -> Step:
+    """Return the step of a call that is answered from its origin: with the client's own request, and the origin's body."""
+    body = origin.body
+    changed = {name: value for name, value in body.items() if name not in request or request[name] != value}
+    sampled = origin.inherited or Sampled(origin.rollout_id, origin.step_id)
+    kept = {name: value for name, value in origin.extra.items() if name not in _OF_ITS_CALL}
+    return replace(
+        origin,
+        rollout_id=rollout_id,
+        request=request,
+        sent={"set": changed, "unset": sorted(request.keys() - body.keys())},
+        timing=timing,
+        delivered=True,
+        late=False,
+        index=None,
+        extra={**kept, **extra, INHERITED: sampled._asdict()},
+    )
+
+
+def as_recorded(plan: Plan, recorded: Recorded, *, as_ids: bool) -> Plan:
+    """Return the plan of a live call with what the tape has of it: its messages, and its prompt ids if they are the same.
+
+    They are if the step with its key was sampled by this kind of engine, this model and this policy.
+    """
+    messages = plan.body.get("messages")
+    if messages == recorded.asked and messages != recorded.messages:
+        changed = {"messages": list(recorded.messages)}
+        sent = {**plan.sent, "set": {**plan.sent["set"], **changed}}
+        plan = replace(plan, body={**plan.body, **changed}, sent=sent)
+    if (step := recorded.step) is None:
+        return plan
+    sampled = step.inherited or Sampled(step.rollout_id, step.step_id)
+    was = step.engine.kind, step.model_served, step.policy
+    is_same = was == (plan.engine_facts.kind, plan.model_served, plan.policy) and len(step.prompts) == 1
+    if as_ids and is_same and step.prompts[0] and IMAGES not in step.extra and not has_own_ids(plan.body):
+        facts = step.extra.get("continuation") or {}
+        plan = with_continuation(plan, prompt_of(step.prompts[0][:], None), facts)
+    source = {**sampled._asdict(), "ids": plan.prompt is not None}
+    return replace(plan, extra={**plan.extra, "branched_from": source})

@@ -1,0 +1,232 @@
+"""Calls of playbacks: answered from the tape, refused, or live from the branch step on."""
+
+import asyncio
+import json
+
+import anthropic
+import openai
+import pytest
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
+
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
+
+TURNS = [
+    Turn(say="I look.", call=[ScriptedCall("weather", {"city": "Oslo"}), ScriptedCall("weather", {"city": "Rome"})]),
+    Turn(say="It rains."),
+    Turn(say="Bye."),
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+
+
+class Proxies:
+    """Two proxies that share a store and an engine, and the number of calls that the engine got."""
+
+    def __init__(self, http, engine, first, second):
+        self.http, self.engine, self.urls = http, engine, (first.url, second.url)
+
+    async def open(self, status=201, **body):
+        async with self.http.post(f"{self.urls[0]}/rollouts", json=body) as response:
+            shown = await response.json()
+            assert response.status == status, shown
+            return shown
+
+    async def show(self, rollout):
+        async with self.http.get(f"{self.urls[1]}/rollouts/{rollout}") as response:
+            return await response.json()
+
+    async def chat(self, rollout, messages, at=0, headers=None, **body):
+        url = f"{self.urls[at]}/rollouts/{rollout}/v1/chat/completions"
+        body = {"model": "m", "messages": messages, "tools": TOOLS, **body}
+        async with self.http.post(url, json=body, headers=headers or {}) as response:
+            return response.status, dict(response.headers), await response.json(content_type=None)
+
+
+@pytest.fixture
+async def proxies(http, store):
+    """Two proxies of a simulated engine."""
+    script = Script([Conversation(TURNS)])
+    async with (
+        simulating("127.0.0.1:0", Options(script=script)) as engine,
+        proxying(engine, store) as first,
+        proxying(engine, store) as second,
+    ):
+        yield Proxies(http, engine, first, second)
+
+
+async def run(proxies, rollout, *, calls=3, at=lambda number: 0, question="Weather?", **body):
+    """An agent: run tools in any order, and ask on. Returns the responses, until one is no success."""
+    messages, responses = [{"role": "user", "content": question}], []
+    for number in range(calls):
+        status, headers, shown = await proxies.chat(rollout, messages, at(number), **body)
+        responses.append((status, headers.get("X-Playback"), shown))
+        if status != 200:
+            break
+        reply = shown["choices"][0]["message"]
+        messages.append(reply)
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}
+            for call in reply.get("tool_calls") or []
+        ]
+        messages += results or [{"role": "user", "content": f"And {number}?"}]
+    return responses
+
+
+def replies(responses):
+    return [shown["choices"][0]["message"] for _, _, shown in responses]
+
+
+async def test_a_full_playback_gives_the_same_responses_without_an_engine(proxies, store):
+    recorded = await run(proxies, "r1")
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    before = await proxies.show("r1")
+    played = await run(proxies, "p1", at=lambda number: number % 2)
+    assert [(status, how) for status, how, _ in played] == [(200, "answered")] * 3
+    assert replies(played) == replies(recorded)
+    sources, steps = await stored_steps(store, "r1"), await stored_steps(store, "p1")
+    assert [step.step_id for step in steps] == [step.step_id for step in sources]
+    for source, step in zip(sources, steps, strict=True):
+        assert step.inherited == ("r1", source.step_id)
+        assert [list(prompt) for prompt in step.prompts] == [list(prompt) for prompt in source.prompts]
+        assert step.choices == source.choices
+        assert (step.body, step.response) == (source.body, source.response)
+    shown = await proxies.show("p1")
+    tokens = sum(step.sampled for step in sources)
+    assert shown["counts"]["sampled_tokens"] == 0
+    assert shown["counts"]["steps"] == 3
+    stored = await store.get("p1")
+    assert (stored.counts["inherited"], stored.counts["inherited_tokens"]) == (3, tokens)
+    assert (await proxies.show("r1"))["counts"] == before["counts"]
+
+
+async def test_a_call_that_the_tape_does_not_have_is_refused_with_the_difference(proxies, store):
+    await run(proxies, "r1")
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    status, headers, shown = await proxies.chat("p1", [{"role": "user", "content": "Snow?"}])
+    assert (status, shown["error"]["code"], headers["X-Should-Retry"]) == (422, "playback_mismatch", "false")
+    assert "messages[0].content: 'Snow?', recorded 'Weather?'" in shown["error"]["message"]
+    status, _, shown = await proxies.chat("p1", [{"role": "user", "content": "Weather?"}], temperature=0.5)
+    assert status == 422
+    assert "temperature: '0.5', recorded 'null'" in shown["error"]["message"]
+    assert await stored_steps(store, "p1") == []
+    stored = await store.get("p1")
+    mismatch = json.loads(stored.fields["mismatch"])
+    assert mismatch["count"] == 2
+    assert mismatch["first"]["path"] == "messages[0].content"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("where", ["before", "through"])
+async def test_a_branch_is_live_from_its_step_on_with_the_prompt_ids_of_the_source(proxies, store, number, where):
+    await run(proxies, "r1", temperature=1.0)
+    sources = await stored_steps(store, "r1")
+    await proxies.open(rollout_id="p1", playback={"of": "r1", where: sources[number].step_id})
+    inherited = number + (where == "through")
+    played = await run(proxies, "p1", temperature=1.0)
+    assert [how for _, how, _ in played] == ["answered"] * inherited + [None] * (3 - inherited)
+    steps = await stored_steps(store, "p1")
+    assert [step.inherited is not None for step in steps] == [at < inherited for at in range(3)]
+    assert not any(step.problems for step in steps)
+    if inherited < 3:
+        branch = steps[inherited]
+        assert branch.step_id != sources[inherited].step_id
+        assert [list(prompt) for prompt in branch.prompts] == [list(prompt) for prompt in sources[inherited].prompts]
+        assert branch.extra["branched_from"] == {"rollout_id": "r1", "step_id": sources[inherited].step_id, "ids": True}
+    assert json.loads((await store.get("p1")).fields.get("has_branched", b"false")) is (inherited < 3)
+
+
+async def test_before_the_branch_step_other_calls_are_refused(proxies, store):
+    await run(proxies, "r1")
+    second = (await stored_steps(store, "r1"))[1].step_id
+    await proxies.open(rollout_id="p1", playback={"of": "r1", "before": second})
+    assert (await proxies.chat("p1", [{"role": "user", "content": "Snow?"}]))[0] == 422
+    await run(proxies, "p1", calls=2)
+    assert (await proxies.chat("p1", [{"role": "user", "content": "Snow?"}]))[0] == 200
+
+
+async def test_each_step_is_used_once_by_equal_calls_of_two_proxies(proxies, store):
+    question = [{"role": "user", "content": "Weather?"}]
+    for _ in range(6):
+        await proxies.chat("r1", question)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    results = await asyncio.gather(*(proxies.chat("p1", question, number % 2) for number in range(10)))
+    assert sorted(status for status, _, _ in results) == [200] * 6 + [422] * 4
+    steps = await stored_steps(store, "p1")
+    assert sorted(step.step_id for step in steps) == sorted(step.step_id for step in await stored_steps(store, "r1"))
+
+
+async def test_a_declared_retry_gets_the_same_step_again(proxies, store):
+    question = [{"role": "user", "content": "Weather?"}]
+    for _ in range(2):
+        await proxies.chat("r1", question)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    _, first, _ = await proxies.chat("p1", question)
+    for at in (0, 1):  # another process knows the used steps from the store
+        _, headers, _ = await proxies.chat("p1", question, at, {"X-Stainless-Retry-Count": "1"})
+        assert (headers["X-Playback"], headers["X-Step-Id"]) == ("again", first["X-Step-Id"])
+    _, second, _ = await proxies.chat("p1", question)
+    assert second["X-Step-Id"] != first["X-Step-Id"]
+    assert len(await stored_steps(store, "p1")) == 2
+
+
+async def test_a_playback_of_a_deleted_source_is_never_sampled(proxies, store):
+    await run(proxies, "r1")
+    await proxies.open(rollout_id="p1", playback={"of": "r1", "on_mismatch": "sample"})
+    await run(proxies, "p1", calls=1)
+    await store.delete("r1")
+    for at in (0, 1):
+        status, _, shown = await proxies.chat("p1", [{"role": "user", "content": "Weather?"}], at)
+        assert (status, shown["error"]["code"]) == (410, "playback_source_gone")
+    assert len(await stored_steps(store, "p1")) == 1
+
+
+async def test_a_message_that_differs_in_what_is_ignored_is_answered_and_branched_from(proxies, store):
+    await run(proxies, "r1", question="It is Monday 3.\nWeather?")
+    sources = await stored_steps(store, "r1")
+    terms = {"of": "r1", "before": sources[1].step_id, "ignore": ["It is *"]}
+    await proxies.open(rollout_id="p1", playback=terms)
+    played = await run(proxies, "p1", question="It is Tuesday 4.\nWeather?")
+    assert [status for status, _, _ in played] == [200] * 3
+    steps = await stored_steps(store, "p1")
+    assert steps[0].body["messages"] == sources[0].body["messages"]
+    assert steps[0].request["messages"][0]["content"] == "It is Tuesday 4.\nWeather?"
+    for step, source in zip(steps, sources, strict=True):
+        assert [list(prompt) for prompt in step.prompts] == [list(prompt) for prompt in source.prompts]
+
+
+async def test_a_stream_is_answered_as_a_stream_and_other_dialects_as_themselves(proxies, store, sdk):
+    client = sdk(anthropic.AsyncAnthropic, f"{proxies.urls[0]}/rollouts/r1")
+    options = {"model": "m", "max_tokens": 99, "messages": [{"role": "user", "content": "Weather?"}]}
+    recorded = await client.messages.create(**options)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    client = sdk(anthropic.AsyncAnthropic, f"{proxies.urls[1]}/rollouts/p1")
+    async with client.messages.stream(**options) as events:
+        played = await events.get_final_message()
+    assert [block.model_dump() for block in played.content] == [block.model_dump() for block in recorded.content]
+    assert (await stored_steps(store, "p1"))[0].inherited
+
+
+async def test_responses_refer_to_the_steps_of_their_playback(proxies, store, sdk):
+    client = sdk(openai.AsyncOpenAI, f"{proxies.urls[0]}/rollouts/r1/v1")
+    first = await client.responses.create(model="m", input="Weather?")
+    second = await client.responses.create(model="m", input="And?", previous_response_id=first.id)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    client = sdk(openai.AsyncOpenAI, f"{proxies.urls[1]}/rollouts/p1/v1")
+    played = await client.responses.create(model="m", input="Weather?")
+    assert played.id != first.id
+    assert played.output_text == first.output_text
+    again = await client.responses.create(model="m", input="And?", previous_response_id=played.id)
+    assert again.output_text == second.output_text
+    assert all(step.inherited for step in await stored_steps(store, "p1"))
+
+
+async def test_openings_with_unknown_sources_and_steps_are_refused(proxies):
+    await run(proxies, "r1", calls=1)
+    await proxies.open(404, playback={"of": "r2"})
+    await proxies.open(404, playback={"of": "r1", "before": "none"})
+    await proxies.open(422, playback={"of": "r1", "on_mismatch": "branch"})
+    await proxies.open(422, playback={"of": "r1", "before": "a", "through": "b"})
+    await proxies.open(422, playback={"of": "r1", "presets": ["unknown"]})
+    await proxies.open(422, playback={"of": "r1", "ignore": ["*"]})
