@@ -31,7 +31,7 @@ from storage.redis.store import Store
 
 _SHORT: Final = 2**12  # bytes of a record that is decoded in a millisecond
 _PAGE: Final = 500  # records per read from the store
-_TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # terms of a source
+TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # terms of a source
 _OF_ITS_CALL: Final = ("request_key", "attempt", "retry_of", "agent", INHERITED)  # in `extra`
 
 
@@ -89,7 +89,7 @@ class Tapes:
             through=through,
             ignore=ignore,
         )
-        taken = {name: stored.fields[name] for name in _TAKEN_OVER if name in stored.fields}
+        taken = {name: stored.fields[name] for name in TAKEN_OVER if name in stored.fields}
         return {**taken, "playback": orjson.dumps(msgspec.to_builtins(playback))}
 
     async def play(self, live: LiveRollout, playback: Playback) -> Played | None:

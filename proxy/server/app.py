@@ -183,7 +183,8 @@ async def _make_context(
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     await _kept(stack, policies).start()
     drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping)
-    finisher = Finisher(opened, clock, metrics, drift, policies.trained)
+    tapes = Tapes(opened)
+    finisher = Finisher(opened, clock, metrics, drift, tapes, policies.trained)
     activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
     return Context(
         settings=settings,
@@ -211,7 +212,7 @@ async def _make_context(
         continuation=_kept(
             stack, PromptContinuation(opened, upstream, clock, metrics, rollouts, **dict(settings.continuation))
         ),
-        tapes=(tapes := Tapes(opened)),
+        tapes=tapes,
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=finisher,
         stopping=stopping,
