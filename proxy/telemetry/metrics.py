@@ -49,6 +49,8 @@ REFUSAL_REASONS: Final = (
     "no_reward",
     "reward_pending",
     "no_advantage",
+    "no_value",
+    "other_version",
     "no_rows",
     "not_scored",
     "damaged_step",

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from tests.support.forests import full_ids, make_choice, make_step
 
+from proxy.rollouts.recorder import entry_of
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import INHERITED, Span, Step
-from storage.types import StepWrite
 
 
 def inherit(step: Step, rollout_id: str) -> Step:
@@ -66,12 +66,7 @@ def at(step: Step, version: str | None, epoch: int = 0) -> Step:
 
 
 async def record(store, *steps: Step) -> None:
-    """Store steps with the counts of steps of playbacks: tokens of inherited ones are no sampled tokens."""
+    """Store steps, in rollouts that exist."""
     for step in steps:
-        stored, written = await store.get(step.rollout_id), encode(step)
-        counts = {"steps": 1, "exact": 1}
-        counts |= {"sampled_tokens": step.sampled} if step.inherited is None else {"inherited": 1}
-        entry = StepWrite(
-            step.rollout_id, stored.incarnation, step.step_id, written.record, blocks=written.blocks, counts=counts
-        )
-        await store.append(entry, now_ms=1)
+        stored = await store.get(step.rollout_id)
+        await store.append(entry_of(step, stored.incarnation, encode(step)), now_ms=1)
