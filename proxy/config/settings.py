@@ -34,7 +34,6 @@ from proxy.config.sections import (
     SamplingSettings,
     Section,
     StoreSettings,
-    TapeSettings,
     ThreadSettings,
     described,
 )
@@ -150,7 +149,6 @@ class Settings(BaseSettings):
     rescore: RescoreSettings = RescoreSettings()
     tracing: TracingSettings = TracingSettings()
     archive: ArchiveSettings = ArchiveSettings()
-    tape: TapeSettings = TapeSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

@@ -4,7 +4,8 @@ Two calls ask for the same if they have the same dialect, the same messages and 
 is sampled. Messages are compared as the engine's chat request has them, by their role, texts, name and tool calls, whose
 arguments are compared as JSON. Ids of tool calls are compared by the place of the call in its reply, and the results of one
 reply in the order of its calls: clients make ids of their own, and run tools at the same time. Replies are compared without
-their reasoning, which many agents drop. Text that a pattern to ignore matches counts as equal.
+their reasoning, which many agents drop. Text of a message or of a tool's description that a pattern to ignore matches counts as
+equal.
 
 The digest of a list of messages continues the digest of the list without the last one, as the blocks of a record do. So each
 stored message is digested once, however many steps repeat it.
@@ -207,7 +208,9 @@ class Tape:
 
     def ask(self, dialect: str, request: Mapping[str, Any], body: Mapping[str, Any]) -> Asked:
         """Return what a call asks for. `request` is the client's body; `body` has the messages for the engine."""
-        fields = {name: value for name, value in request.items() if name in _SAMPLED_BY and value is not None}
+        fields = self._fields(
+            {name: value for name, value in request.items() if name in _SAMPLED_BY and value is not None}
+        )
         messages = body.get("messages")
         if not isinstance(messages, list):
             prompt = _prompt_of(request)
@@ -280,12 +283,19 @@ class Tape:
             self._by_digest.setdefault(place.digest, place)
         return place
 
+    def _fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return fields without what the patterns match in the descriptions of tools."""
+        tools = fields.get("tools")
+        if not self._patterns or not isinstance(tools, list):
+            return fields
+        return {**fields, "tools": [_described(tool, self._patterns) for tool in tools]}
+
     def _stored_fields(self, call: StoredCall) -> bytes:
         """Return the digest of the fields of a stored call. Those of equal calls are read once: tools may be long."""
         given = call.fields(_SAMPLED_BY)
         name = _dump(given)
         if name not in self._known_fields:
-            self._known_fields[name] = _fields_digest(call.read(given, self.reader))
+            self._known_fields[name] = _fields_digest(self._fields(call.read(given, self.reader)))
         return self._known_fields[name]
 
 
@@ -297,6 +307,15 @@ def _with_call_ids(messages: Sequence[Any], names: Mapping[str, str]) -> Iterato
         call_id = message.get("tool_call_id") if are_results else None
         known = names.get(call_id) if isinstance(call_id, str) else None
         yield message if known is None else {**message, "tool_call_id": known}
+
+
+def _described(tool: Any, patterns: Sequence[Sequence[str]]) -> Any:
+    name = "function" if isinstance(tool, dict) and isinstance(tool.get("function"), dict) else None
+    own = tool if name is None else tool[name]
+    if not isinstance(own, dict) or not isinstance(text := own.get("description"), str):
+        return tool
+    own = {**own, "description": blanked(text, patterns)}
+    return own if name is None else {**tool, name: own}
 
 
 def _prompt_of(request: Mapping[str, Any]) -> dict[str, Any]:

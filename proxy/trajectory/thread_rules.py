@@ -183,6 +183,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         "aider-chat", "0.86.2",
         compaction=("*Briefly* summarize this partial conversation about programming.*",),
         auxiliary=("You are an expert software engineer that generates *Git commit messages *",),
+        ignore=("Current date: *",),
     ),
     "autogen": _preset(
         "autogen-agentchat", "0.7.5",
@@ -229,6 +230,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
     "cline": _preset(
         "cline", "3.0.65",
         compaction=("Summarize the provided coding session into a concise continuation note *",),
+        ignore=("2. Date: *",),
     ),
     "codex": _preset(
         "@openai/codex", "0.169.0",
@@ -280,6 +282,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "*Analyze *only* the content and structure of your immediately preceding response *",
             "Summarize the user's primary intent or goal in this conversation in ONE sentence *",
         ),
+        ignore=("Today's date is *", "Process Group PGID: *"),
     ),
     "google-adk": _preset(
         "google-adk", "2.13.0",
@@ -305,6 +308,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "Choose how to incorporate each supplied candidate into MEMORY.md.*",
         ),
         auxiliary_user=("*Based on this conversation, generate a short 1-2 word filename slug *",),
+        ignore=("Current date: *", "Runtime: agent=*", "[* 20*-*-* *:* *] "),
     ),
     "opencode": _preset(
         "opencode-ai", "1.18.33",
@@ -323,6 +327,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
     "pi": _preset(
         "@mariozechner/pi-coding-agent", "0.73.1",
         compaction=("You are a context summarization assistant.*",),
+        ignore=("Current date: *",),
     ),
     "qwen-code": _preset(
         "@qwen-code/qwen-code", "0.24.4",
@@ -345,6 +350,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "*<system-reminder>\nYou are acting as an ADVISOR *",
             "*Please analyze the conversation history above and generate a comprehensive project summary *",
         ),
+        ignore=("Today's date is *", "The current date is: *"),
     ),
     "smolagents": _preset(
         "smolagents", "1.26.0",

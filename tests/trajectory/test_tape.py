@@ -54,6 +54,29 @@ def test_a_step_is_found_by_its_own_messages_and_fields():
     assert finds(tape, [QUESTION]) == finds(tape, [QUESTION], temperature=0.5) == []
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_is_ignored_in_the_description_of_a_tool_makes_no_difference(wrapped):
+    """Claude Code writes the month into one."""
+
+    def tools(*texts, name="search"):
+        own = [{"name": name, "description": text, "parameters": {}} for text in texts]
+        return [{"type": "function", "function": each} for each in own] if wrapped else own
+
+    tape = tape_of(recorded([QUESTION], body={"tools": tools("Search.\nIt is May.\nAsk.")}), ignore=PATTERNS)
+    assert finds(tape, [QUESTION], tools=tools("Search.\nIt is June.\nAsk.")) == ["s1"]
+    assert finds(tape, [QUESTION], tools=tools("Search.\nIt is June.\nAsk me.")) == []
+    assert finds(tape, [QUESTION], tools=tools("Search.\nIt is June.\nAsk.", name="find")) == []
+    for odd in (
+        "It is June.",
+        [],
+        ["It is June."],
+        [None],
+        [{"description": 3}],
+        [{"function": {"description": None}}],
+    ):
+        assert finds(tape, [QUESTION], tools=odd) == []
+
+
 @pytest.mark.parametrize(
     "field", ["model", "seed", "stream", "stream_options", "metadata", "user", "prompt_cache_key", "store"]
 )

@@ -212,6 +212,7 @@ def test_each_rule_of_a_preset_is_for_a_text_of_the_agent(preset):
 
 
 RANDOM = [  # lines of two runs, in another month
+    ("aider", "- Current date: 2026-11-27", "- Current date: 2026-12-01"),
     ("claude-code", "Today's date is 2026-11-27.", "Today's date is 2026-12-01."),
     ("claude-code", "- The current month is November 2026 — use this", "- The current month is December 2026 — use this"),
     ("claude-code", " - OS Version: Linux 6.18.44-fc-v657", " - OS Version: Linux 6.12.1"),
@@ -224,6 +225,7 @@ RANDOM = [  # lines of two runs, in another month
     ("claude-code", "<task-id>b4xilom19</task-id>", "<task-id>btvl920kg</task-id>"),
     ("claude-code", "<tool-use-id>chatcmpl-tool-8265</tool-use-id>", "<tool-use-id>chatcmpl-tool-e583</tool-use-id>"),
     ("claude-code", "<output-file>/tmp/c7f842/b4x.output</output-file>", "<output-file>/tmp/a2a633/btv.output</output-file>"),
+    ("cline", "2. Date: 11/27/2026", "2. Date: 12/1/2026"),
     ("codex", "  <current_date>2026-11-27</current_date>", "  <current_date>2026-12-01</current_date>"),
     ("codex", "Chunk ID: 367a57", "Chunk ID: 70eb26"),
     ("codex", "Wall time: 0.1782 seconds", "Wall time: 2.0 seconds"),
@@ -231,10 +233,18 @@ RANDOM = [  # lines of two runs, in another month
     ("codex", "Process running with session ID 9131", "Process running with session ID 36102"),
     ("codex", '{"chunk_id":"4ff141","wall_time_seconds":2.0005,"session_id":16556,"output":"begun\\n"}',
      '{"chunk_id":"568415","wall_time_seconds":0.0000057,"session_id":98389,"output":"begun\\n"}'),
+    ("gemini-cli", "Today's date is Friday, November 27, 2026 (", "Today's date is Tuesday, December 1, 2026 ("),
+    ("gemini-cli", "Process Group PGID: 6150", "Process Group PGID: 6291"),
     ("mini-swe-agent", "Linux 6.18.44-fc-v657 #1 SMP PREEMPT_DYNAMIC @0 x86_64", "Linux 6.1.0 #1 SMP Debian 6.1.27 aarch64"),
+    ("openclaw", "Current date: 2026-11-27", "Current date: 2026-12-01"),
+    ("openclaw", "Runtime: agent=main | session=agent:main:explicit:71baf046 | host=vm", "Runtime: agent=main | host=vm"),
+    ("openclaw", "[Fri 2026-11-27 23:22 UTC] Continue.", "[Tue 2026-12-01 13:24 GMT+14] Continue."),
     ("opencode", "  Today's date: Fri Nov 27 2026", "  Today's date: Tue Dec 1 2026"),
     ("opencode", "Full output saved to: /h/tool-output/tool_21f4461750", "Full output saved to: /h/tool-output/tool_21f448c"),
     ("opencode", '<task id="ses_de0bb405bffe" state="completed">', '<task id="ses_de0bb05d9ffep" state="completed">'),
+    ("pi", "Current date: 2026-11-27", "Current date: 2026-12-01"),
+    ("qwen-code", "Today's date is Friday, November 27, 2026.", "Today's date is Tuesday, December 1, 2026."),
+    ("qwen-code", "The current date is: Friday, November 27, 2026.", "The current date is: Tuesday, December 1, 2026."),
 ]  # fmt: skip
 
 

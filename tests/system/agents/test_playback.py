@@ -1,0 +1,96 @@
+"""Real agents whose recorded sessions are played back, on another day: without an engine, and as branches before each step."""
+
+from collections import Counter
+
+import orjson
+import pytest
+from tests.support.fakes import proxying
+from tests.support.stored import stored_rollout, stored_steps
+
+from proxy.simulator.script import read_script
+
+from .running import installed_version
+from .taped import ANOTHER_DAY, SCRIPT, TAPED
+from .test_loops import APPEND, DRIFTING, OFF, TERMS, show_the_stop_token
+
+pytestmark = pytest.mark.timeout(900)  # an agent runs once for each of its calls
+
+
+@pytest.fixture(params=TAPED, ids=[agent.name for agent in TAPED])
+def agent(request):
+    """An agent."""
+    return request.param
+
+
+@pytest.fixture
+async def taped(agent, scripted, store, http, environment, tmp_path):
+    """Record a session of the agent: the URL of the engine, the steps, and the exported sequences."""
+    async with scripted(script=read_script(SCRIPT), **DRIFTING) as engine:
+        async with proxying(engine, store, **TERMS, **APPEND) as served:
+            await show_the_stop_token(http, served.url)
+            await agent.play(served.url, "r", environment, tmp_path / "session", {"TZ": "UTC"})
+            rows = await sequences(http, served.url, "r")
+        yield engine, await stored_steps(store, "r"), rows
+
+
+async def sequences(http, url, rollout):
+    """Return the exported sequences, without what names their rollout."""
+    async with http.get(f"{url}/rollouts/{rollout}/export?format=sequences&inherited=trained") as response:
+        assert 200 == response.status
+        rows = orjson.loads(await response.read())["rows"]
+    names = ("token_ids", "mask", "logprobs", "spans", "finish_reason")
+    return sorted(orjson.dumps([row[name] for name in names]) for row in rows)
+
+
+async def play(agent, served, http, environment, folder, rollout, **playback):
+    """Open a playback and let the agent run in it."""
+    terms = {"of": "r", "presets": [agent.preset] if agent.preset else [], **playback}
+    async with http.post(f"{served.url}/rollouts", json={"rollout_id": rollout, "playback": terms}) as response:
+        assert 201 == response.status, await response.text()
+    await agent.play(served.url, rollout, environment, folder, {"TZ": ANOTHER_DAY})
+
+
+async def test_a_full_playback_calls_no_engine_and_has_the_same_sequences(
+    agent, taped, store, http, environment, tmp_path
+):
+    """The proxy has no engine. Calls of sub-agents may come in another order."""
+    _, sources, rows = taped
+    async with proxying(None, store, **TERMS) as served:
+        await play(agent, served, http, environment, tmp_path / "session", "p")
+        played = await sequences(http, served.url, "p")
+    steps = {step.step_id: step for step in await stored_steps(store, "p")}
+
+    assert agent.calls == len(sources)
+    assert (await stored_rollout(store, "p")).mismatch is None
+    assert {step.step_id for step in sources} == steps.keys()
+    assert all(
+        (step.choices, step.response) == (steps[step.step_id].choices, steps[step.step_id].response) for step in sources
+    )
+    assert rows == played
+
+
+async def test_branches_before_each_step_have_its_prompt_ids(agent, taped, store, http, environment, tmp_path):
+    """Each in a cold process with continuation off, with a template that renders other ids."""
+    engine, sources, _ = taped
+    assert any("rendered" in (step.extra.get("continuation") or {}) for step in sources)
+    for at, branch in enumerate(sources):
+        async with proxying(engine, store, **TERMS, **OFF) as served:
+            await play(agent, served, http, environment, tmp_path / "session", f"b{at}", before=branch.step_id)
+        rollout, steps = await stored_rollout(store, f"b{at}"), await stored_steps(store, f"b{at}")
+        live = {step.extra.get("branched_from", {}).get("step_id"): step for step in steps if not step.inherited}
+
+        assert rollout.mismatch is None
+        assert rollout.has_branched
+        assert {step.step_id for step in sources[:at]} == {step.step_id for step in steps if step.inherited}
+        assert {step.step_id for step in sources[at:]} == live.keys()
+        assert all(
+            list(map(list, step.prompts)) == list(map(list, live[step.step_id].prompts)) for step in sources[at:]
+        )
+        assert Counter() == Counter(problem for step in steps for problem in step.problems)
+
+
+async def test_the_recorded_sessions_are_of_the_version_that_runs(agent, environment):
+    """`python -m tests.system.agents.record_playback` records them again."""
+    recording = orjson.loads((SCRIPT.parent / "sessions" / f"{agent.name}.json").read_bytes())
+
+    assert recording["version"] == await installed_version(agent.runs, agent.package, environment)
