@@ -1,16 +1,16 @@
-"""Generates docs/images/cli-*.svg: the output of commands in a run with the simulator.
+"""Generates docs/images/cli-*.svg, the output of commands in a run with the simulator, and branches.svg.
 
-Run `python -m docs.pictures`. IDs, times and sampled tokens differ from run to run.
+Run `python -m docs.pictures`, or with the names of some pictures. IDs, times and sampled tokens differ from run to run.
 """
 
 import asyncio
 import io
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -21,6 +21,7 @@ from proxy.cli.check import findings, print_findings
 from proxy.cli.commands import print_list, print_rollout, print_step
 from proxy.cli.console import print_lines
 from proxy.cli.control import Control, ControlAddress
+from proxy.cli.diff import diff
 from proxy.cli.export import ExportRequest, download
 from proxy.cli.render import StepView, summary
 from proxy.cli.tail import line
@@ -136,15 +137,86 @@ async def check(engine: str) -> None:
     keep("check", "tokentape check --config config.yaml", out)
 
 
-async def main() -> None:
-    """Make all pictures."""
+async def compare(url: str) -> None:
+    """Make the picture of a rollout and another one that branches from it after the first step."""
+    async with aiohttp.ClientSession() as http:
+
+        async def post(path: str, body: dict[str, Any]) -> Any:
+            async with http.post(f"{url}{path}", json=body) as answer:
+                return await answer.json()
+
+        first = await anext(Control(http, url).steps("sums/edited"))
+        playback = {"of": "sums/edited", "through": first["step_id"]}
+        await post("/rollouts", {"rollout_id": "sums/branch", "playback": playback})
+        await converse(post, "sums/branch", 3)
+    out = terminal()
+    await diff(ControlAddress(url, None, None), out, "sums/edited", "sums/branch", 0.01, as_json=False)
+    keep("diff", "tokentape diff sums/edited sums/branch", out)
+
+
+_LANES: Final = (  # a rollout: its name, where it branches (None: the source), its number of steps, what is beside it
+    ("r1", None, 6, "reward 0"),
+    ("r1 before step 3", 3, 5, "reward 1"),
+    ("r1 before step 3", 3, 6, "reward 0"),
+    ("r1 before step 3", 3, 4, "reward 1"),
+)
+_STEP, _LANE, _LEFT, _TOP, _RADIUS = 74, 62, 190, 66, 17
+_BLUE, _ORANGE, _GREY = "#3b6ea8", "#c2702b", "#808890"
+
+
+def branches() -> None:
+    """Draw docs/images/branches.svg: a rollout, and three that repeat it up to a step."""
+    marks: list[str] = []
+
+    def write(x: int, y: int, text: str, color: str = _GREY, anchor: str = "middle") -> None:
+        marks.append(f'<text x="{x}" y="{y}" fill="{color}" text-anchor="{anchor}">{text}</text>')
+
+    for row, (name, branch, steps, reward) in enumerate(_LANES):
+        y = _TOP + _LANE * row
+        write(12, y + 5, name, anchor="start")
+        for index in range(steps):
+            x, is_inherited = _LEFT + _STEP * index, branch is not None and index < branch
+            color = _BLUE if branch is None or is_inherited else _ORANGE
+            look = f'fill="none" stroke="{color}" stroke-dasharray="4 3"' if is_inherited else f'fill="{color}"'
+            if index:
+                ends = f'x1="{x - _STEP + _RADIUS}" y1="{y}" x2="{x - _RADIUS}" y2="{y}"'
+                marks.append(f'<line {ends} stroke="{_GREY}" stroke-width="1.5"/>')
+            marks.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS}" stroke-width="2" {look}/>')
+            write(x, y + 5, str(index), color if is_inherited else "#ffffff")
+        write(_LEFT + _STEP * (steps - 1) + _RADIUS + 12, y + 5, reward, anchor="start")
+    middle = _LEFT + _STEP * 3 - _STEP // 2
+    bottom = _TOP + _LANE * len(_LANES)
+    marks.append(
+        f'<line x1="{middle}" y1="40" x2="{middle}" y2="{bottom - 20}" stroke="{_GREY}" stroke-dasharray="2 4"/>'
+    )
+    write(middle, 26, "branch step")
+    for at, (look, text) in enumerate((
+        (f'fill="{_BLUE}"', "recorded"),
+        (f'fill="none" stroke="{_BLUE}" stroke-width="2" stroke-dasharray="4 3"', "answered from the tape"),
+        (f'fill="{_ORANGE}"', "sampled now"),
+    )):  # fmt: skip
+        x = _LEFT + (0, 120, 320)[at]
+        marks.append(f'<circle cx="{x}" cy="{bottom}" r="8" {look}/>')
+        write(x + 16, bottom + 5, text, anchor="start")
+    width, height = _LEFT + _STEP * 6 + 70, bottom + 26
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="14">'
+    (IMAGES / "branches.svg").write_text("\n".join([head, *marks, "</svg>"]) + "\n")
+
+
+async def main(names: Collection[str]) -> None:
+    """Make these pictures, or all."""
     IMAGES.mkdir(exist_ok=True)
+    if not names or "branches" in names:
+        branches()
     with TemporaryDirectory(prefix="tt-") as folder, chdir(folder):
         async with filled() as (url, engine):
-            await show(url)
-            await audit(url, engine)
-            await check(engine)
+            pictures = {"show": show(url), "audit": audit(url, engine), "check": check(engine), "diff": compare(url)}
+            for name, picture in pictures.items():
+                if names and name not in names:
+                    picture.close()
+                else:
+                    await picture
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(asyncio.run(main(sys.argv[1:])))

@@ -309,6 +309,8 @@ class Client:
     export_group = _iterating(ControlApi.export_group)
     export = _iterating(ControlApi.export)
     open_group = _blocking(ControlApi.open_group)
+    branches = _blocking(ControlApi.branches)
+    values = _blocking(ControlApi.values)
     group = _blocking(ControlApi.group)
     groups = _iterating(ControlApi.groups)
     requeue_group = _blocking(ControlApi.requeue_group)

@@ -78,8 +78,9 @@ class ControlApi:
 
         Options: `group_id`, `metadata`, `model`, `sampling` ({override, default, cap}), `tools`, `limits` ({max_steps,
         max_tokens}), `deadline_s`, `idle_s` and `start_s` (it is finished as `aborted` at this age, without a call in flight
-        for so long, or without a first call), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of
-        the response to the agent.
+        for so long, or without a first call), `continuation` ("off", "faithful", "append"), `playback` ({of, before, through,
+        on_mismatch, ignore, presets}: the rollout that answers its calls). Pass `base_url` and `api_key` of the response to the
+        agent.
         """
         body = {
             "rollout_id": rollout_id or uuid4().hex,
@@ -212,7 +213,7 @@ class ControlApi:
         idle_s: float | None = None,
         start_s: float | None = None,
         over_sample: int | None = None,
-        replace: bool | int | None = None,
+        replace: bool | int | Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Open a group and its `size` rollouts, each with the options `rollout`, `idle_s` and `start_s`, atomically.
 
@@ -220,7 +221,8 @@ class ControlApi:
         has no call for `groups.idle_s` of the settings, or no first call for `groups.start_s`.
 
         `over_sample` opens this many more; the group is complete once `size` rollouts have a reward. `replace` opens a rollout
-        that fails again, at most this many times (True: 3); `replaced_by` of its finish has the new one.
+        that fails again, at most this many times (True: 3); `replaced_by` of its finish has the new one. With
+        {"playback": True, "attempts": 3} that one plays back the failed one as far as it went.
 
         Returns {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}. The same options again return the
         same group.
@@ -237,6 +239,25 @@ class ControlApi:
             "start_s": start_s,
         }
         return cast("dict[str, Any]", await self.send("POST", "/groups", body))
+
+    async def branches(
+        self, /, rollout_id: str, before: str | None, count: int, *, group_id: str | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Open a group of `count` rollouts that repeat a rollout up to a step, and are sampled from it on.
+
+        `before` is the id of the step; None: the first one. Options: `ignore` and `presets` (texts that count as equal), and
+        those of `open_group`. Returns what `open_group` returns: run the same agent in each rollout, from its start.
+        """
+        body = {"group_id": group_id or uuid4().hex, "before": before, "count": count, **options}
+        return cast("dict[str, Any]", await self.send("POST", path_of("rollouts", rollout_id, "branches"), body))
+
+    async def values(self, rollout_id: str, *, any_version: bool | None = None) -> list[dict[str, Any]]:
+        """Return the value of the state before each step that has branches: their mean reward, number and deviation.
+
+        Raises ClientError (409) if branches were sampled by another policy version than the step, unless `any_version`.
+        """
+        answer = await self.send("GET", path_of("rollouts", rollout_id, "values"), any_version=any_version)
+        return cast("list[dict[str, Any]]", answer["values"])
 
     async def group(self, group_id: str) -> dict[str, Any]:
         """Return the group: its members, their rewards and statuses, and whether it is complete."""

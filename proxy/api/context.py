@@ -24,6 +24,7 @@ from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.scoring.rescoring import Rescorers
+from proxy.rollouts.served_tapes import ServedTapes
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.trajectory.thread_rules import ThreadOptions
@@ -71,6 +72,7 @@ class Context:
     rescorers: Rescorers
     stopping: asyncio.Event
     start_trace: Callable[[Any], Any] | None = None
+    served_tapes: ServedTapes | None = None  # in place of engines
     pacing: StartPacing = field(default_factory=StartPacing)
 
     @property

@@ -20,11 +20,11 @@ from proxy.cli.console import print_json, print_lines, visible
 from proxy.cli.control import Control, ControlAddress, connected
 from proxy.cli.render import prompts_of
 from proxy.trajectory.step import sent_messages
+from proxy.trajectory.tape import from_difference
 
 Step: TypeAlias = Mapping[str, Any]
 _TOOLS: Final = ("tools", "tool_choice", "response_format")
-_BEFORE, _AFTER = 40, 160  # characters that are shown of texts around their first difference
-_MAX_TEXT: Final = 500  # characters of a value in JSON
+_MAX_SHOWN: Final = 300  # characters of a value
 
 
 class Difference(NamedTuple):
@@ -230,9 +230,7 @@ def _shown(found: Difference) -> dict[str, Any]:
     """Return a difference as JSON: of long texts the part around the first different character."""
     a, b = found.a, found.b
     if isinstance(a, str) and isinstance(b, str):
-        place = next((index for index, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), 0)
-        start = max(0, place - _BEFORE)
-        a, b = (("…" if start else "") + text[start : start + _MAX_TEXT] for text in (a, b))
+        a, b = from_difference(a, b)
     return {"what": found.what, "where": found.where, "a": a, "b": b}
 
 
@@ -275,4 +273,4 @@ def _value(value: Any) -> str:
     if value is None:
         return "(none)"
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return visible(text if len(text) <= _BEFORE + _AFTER else f"{text[: _BEFORE + _AFTER]}…")
+    return visible(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")

@@ -5,7 +5,7 @@ Each command imports its implementation when it runs, so that `--help` and shell
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,17 +37,30 @@ for group in (rollouts, groups, policies):
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     config: ConfigFile = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; default 127.0.0.1:8400.")] = None,
     engine: EngineUrls = None,
     store: Annotated[str | None, typer.Option(help="Store URL: embedded:PATH, redis://…, redis+cluster://….")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default 1.")] = None,
+    playback: Annotated[
+        str | None, typer.Option(help="Answer calls from the rollouts of this file or archive, without an engine.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="With --playback: text of messages that may differ, with *; repeatable.")
+    ] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="With --playback: agent with known texts that may differ; repeatable.")
+    ] = None,
     *,
     insecure: Insecure = False,
 ) -> None:
     """Run the proxy. If no engine is configured, it starts the simulator."""
-    overrides = {"listen": listen, "workers": workers}
+    if playback is not None and (engine or store or (workers or 1) > 1):
+        usage_error("--playback has an engine and a store of its own, and one process")
+    played = {"file": playback, "ignore": ignore, "presets": preset}
+    overrides: dict[str, Any] = {"listen": listen, "workers": workers}
+    overrides["tape"] = {name: value for name, value in played.items() if value} or None
     settings = settings_of(config, engine=engine, store=store, insecure=insecure, **overrides)
     from proxy.cli.console import notes
     from proxy.cli.serve import serve as serve_until_signal

@@ -18,6 +18,7 @@ from proxy.cli.settings import InvalidSettings
 from proxy.config.addresses import without_secrets
 from proxy.config.settings import Settings
 from proxy.server.listener import RunningServer, running, simulating, with_an_engine
+from proxy.server.playback import with_tapes
 from proxy.server.shutdown import stopped_by_signals
 from proxy.server.supervisor import refuse_left_journals, working
 from proxy.simulator.options import Options
@@ -36,16 +37,22 @@ async def serve(settings: Settings, notes: Console) -> None:
     with stopped_by_signals() as stop:
         async with AsyncExitStack() as stack:
             try:
-                refuse_left_journals(settings)
-                complete, is_simulated = await stack.enter_async_context(with_an_engine(settings))
-                serving = running if settings.workers == 1 else working
-                served = await stack.enter_async_context(serving(complete))
+                if settings.tape.file is not None:
+                    is_simulated = False
+                    complete, store = await stack.enter_async_context(with_tapes(settings, settings.tape.file))
+                    served = await stack.enter_async_context(running(complete, store))
+                else:
+                    refuse_left_journals(settings)
+                    complete, is_simulated = await stack.enter_async_context(with_an_engine(settings))
+                    serving = running if settings.workers == 1 else working
+                    served = await stack.enter_async_context(serving(complete))
             except ValueError as error:
                 raise InvalidSettings(str(error)) from error
             if is_simulated:
                 notes.print("[bold yellow]No engine is configured; the built-in SIMULATOR generates the responses.[/]")
                 notes.print("  Its text is meaningless. To use a real engine: --engine http://127.0.0.1:8000")
-            for line in banner(complete, served, await read_engines(complete, served)):
+            engines = [] if settings.tape.file else await read_engines(complete, served)
+            for line in banner(complete, served, engines):
                 notes.print(line, soft_wrap=True)
             await stop.wait()
             notes.print("stopping: waiting for calls in flight")
@@ -100,7 +107,9 @@ async def read_engines(settings: Settings, served: RunningServer) -> list[Mappin
 
 def banner(settings: Settings, served: RunningServer, engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines, in the markup of rich. The last one has `listening`."""
-    if engines:
+    if settings.tape.file is not None:
+        yield f"tape      {escape(settings.tape.file)}, in place of an engine"
+    elif engines:
         yield from (f"engine    {escape(engine['url'])} {_state(engine)}" for engine in engines)
     else:
         yield from (f"engine    {escape(endpoint.url)} (no response yet)" for endpoint in settings.engines.endpoints)

@@ -187,6 +187,16 @@ class ProbeSettings(Section):
     one_token: bool = described("Calls that request one token for a short prompt are probes.", default=False)
 
 
+class TapeSettings(Section):
+    """A tape in place of an engine (docs/playback.md): recorded rollouts answer the calls that name them."""
+
+    file: str | None = described(
+        "File of rollouts: JSON lines, the output of `tokentape show --json`, or a path or URL of an archive."
+    )
+    ignore: list[str] = described("Texts of messages that count as equal; * is any text within a line.", [])
+    presets: list[str] = described("Agents whose varying texts count as equal.", [])
+
+
 class AgentsSettings(Section):
     """The model API: access, rollouts of calls, and limits."""
 

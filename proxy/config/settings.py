@@ -34,6 +34,7 @@ from proxy.config.sections import (
     SamplingSettings,
     Section,
     StoreSettings,
+    TapeSettings,
     ThreadSettings,
     described,
 )
@@ -149,6 +150,7 @@ class Settings(BaseSettings):
     rescore: RescoreSettings = RescoreSettings()
     tracing: TracingSettings = TracingSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    tape: TapeSettings = TapeSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

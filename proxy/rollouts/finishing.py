@@ -42,6 +42,7 @@ from proxy.rollouts.group import (
     read_members,
     state_fields,
 )
+from proxy.rollouts.playback import TAKEN_OVER, Tapes
 from proxy.rollouts.policy import read_announced
 from proxy.rollouts.rollout import (
     DEADLINE,
@@ -86,6 +87,7 @@ class Finisher:
     clock: Clock
     metrics: Metrics
     drift: DriftReporter
+    tapes: Tapes
     trained: Sequence[str] = (DEFAULT_POLICY,)
 
     async def finish(
@@ -241,15 +243,28 @@ class Finisher:
     async def _replacement(self, group: Group, rollout: Rollout, attempt: int, deadlines: Mapping[str, float]) -> str:
         """Open a rollout with the terms of a failed one; its ID is the same if this is repeated after a crash.
 
-        All attempts have one deadline together.
+        All attempts have one deadline together. In a group with `replay` it plays the failed one back; a playback without a
+        live step is opened again as it was.
         """
         name = f"{rollout.rollout_id.removesuffix(f'~{attempt - 1}')}~{attempt}"
         stored = await self.store.groups.get(group.group_id)
         fields = {} if stored is None else member_fields(opening_of(stored), deadlines)
+        fields = {**await self._tape(group, rollout), **fields}
         now_ms = self.clock.now_ms()
         await self.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
         self.metrics.group_events.labels("", "replaced").inc()
         return name
+
+    async def _tape(self, group: Group, rollout: Rollout) -> Mapping[str, bytes]:
+        """Return what answers the calls of a rollout in place of a failed one, and the terms that come with it."""
+        own, counts = rollout.playback, rollout.counts
+        if group.replay is not None and counts.get("steps", 0) > counts.get("inherited", 0):
+            ignore = [*group.replay["ignore"], *(() if own is None else own.ignore)]
+            terms = {**group.replay, "of": rollout.rollout_id, "on_mismatch": "sample", "ignore": ignore}
+            with suppress(NotFound):
+                return await self.tapes.open(terms)
+        known = rollout.origin.fields
+        return {} if own is None else {name: known[name] for name in ("playback", *TAKEN_OVER) if name in known}
 
     async def _complete_if_full(self, group_id: str) -> None:
         """Enqueue a group if it is open and all its members are finished; concurrent calls enqueue it once."""

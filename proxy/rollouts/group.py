@@ -10,7 +10,7 @@ undo each other's freeze.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 import orjson
@@ -83,6 +83,11 @@ class PolicyState(Struct, frozen=True):
         return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
 
 
+class _Replay(TypedDict):
+    ignore: list[str]
+    presets: list[str]
+
+
 class Group(Struct, frozen=True):
     """A group. Times are Unix milliseconds. Names and types of stored fields bind data, as in `Rollout`."""
 
@@ -94,6 +99,7 @@ class Group(Struct, frozen=True):
         0  # how many more rollouts it was opened with; it is complete once `size` of them have a reward
     )
     replace: Count = 0  # how often each member that fails is opened again
+    replay: _Replay | None = None  # the new one plays back the one that failed, with this in its terms
     members: tuple[str, ...] = ()
     complete_ms: Milliseconds | None = None
     metadata: Mapping[str, Any] = {}
@@ -305,9 +311,10 @@ async def find_groups(store: Store, names: Sequence[str], metrics: Metrics) -> t
 
 
 def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) -> dict[str, bytes]:
-    """Return the fields with which rollouts of a group are created. `opening`: the body with which it was opened."""
+    """Return the fields with which rollouts of a group are created, but for a playback. `opening`: the body of its opening."""
     is_over_sampled = True if opening.get("over_sample") else None
-    terms = {**opening.get("rollout", {}), **deadlines, "is_over_sampled": is_over_sampled}
+    terms = {name: value for name, value in opening.get("rollout", {}).items() if name != "playback"}
+    terms |= {**deadlines, "is_over_sampled": is_over_sampled}
     return write_fields({**terms, "group_id": opening["group_id"]})
 
 

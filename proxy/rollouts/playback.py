@@ -31,7 +31,7 @@ from storage.redis.store import Store
 
 _SHORT: Final = 2**12  # bytes of a record that is decoded in a millisecond
 _PAGE: Final = 500  # records per read from the store
-_TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # terms of a source
+TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # terms of a source
 _OF_ITS_CALL: Final = ("request_key", "attempt", "retry_of", "agent", INHERITED)  # in `extra`
 
 
@@ -66,12 +66,8 @@ class Tapes:
         stored = await self._store.get(of)
         if stored is None:
             raise no_rollout(of)
-        source = read_rollout(stored)
-        ignore = (
-            *terms.get("ignore", ()),
-            *(text for name in terms.get("presets", ()) for text in PRESETS[name].ignore),
-        )
-        loaded = await self._load(of, source.incarnation, tuple(dict.fromkeys(ignore)), source.counts.get("steps", 0))
+        source, ignore = read_rollout(stored), ignored(terms)
+        loaded = await self.load(of, source.incarnation, ignore, source.counts.get("steps", 0))
         tape, end = loaded.tape, len(loaded.tape)
         if (name := before or through) is not None:
             step = tape.step(name)
@@ -91,9 +87,9 @@ class Tapes:
             on_mismatch=terms.get("on_mismatch", "refuse" if name is None else "branch"),
             before=before,
             through=through,
-            ignore=tuple(dict.fromkeys(ignore)),
+            ignore=ignore,
         )
-        taken = {name: stored.fields[name] for name in _TAKEN_OVER if name in stored.fields}
+        taken = {name: stored.fields[name] for name in TAKEN_OVER if name in stored.fields}
         return {**taken, "playback": orjson.dumps(msgspec.to_builtins(playback))}
 
     async def play(self, live: LiveRollout, playback: Playback) -> Played | None:
@@ -102,7 +98,7 @@ class Tapes:
             return None
         async with live.large_work:  # once, for calls that arrive together
             if live.played is None:
-                loaded = await self._load(playback.of, playback.incarnation, playback.ignore, playback.end)
+                loaded = await self.load(playback.of, playback.incarnation, playback.ignore, playback.end)
                 live.played = Played(loaded, await self._used(live.rollout))
         return live.played
 
@@ -132,7 +128,7 @@ class Tapes:
             return {}
         return {step.step_id: None for step in await read_steps(self._store, rollout, whole=False) if step.inherited}
 
-    async def _load(self, of: str, incarnation: str, ignore: tuple[str, ...], count: int) -> LoadedTape:
+    async def load(self, of: str, incarnation: str, ignore: tuple[str, ...], count: int) -> LoadedTape:
         """Return the tape of a source with at least `count` steps. Raises NotFound if the source is gone."""
         lock = self._loading.setdefault((of, incarnation), asyncio.Lock())
         async with lock:
@@ -153,6 +149,12 @@ class Tapes:
         tape = Tape(ignore)
         await asyncio.to_thread(tape.extend, records, blocks, marks.undelivered)
         return tape
+
+
+def ignored(terms: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the patterns of texts that count as equal: those of `ignore`, and of the agents in `presets`."""
+    of_agents = (text for name in terms.get("presets", ()) for text in PRESETS[name].ignore)
+    return tuple(dict.fromkeys((*terms.get("ignore", ()), *of_agents)))
 
 
 def inherited(

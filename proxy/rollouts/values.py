@@ -15,13 +15,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from proxy.clock import Clock
 from proxy.errors import Conflict, NotFound
 from proxy.rollouts.group import counted, find_groups, read_members
-from proxy.rollouts.rollout import Playback, Rollout, read_rollouts
+from proxy.rollouts.rollout import Playback, Rollout, read_rollout, read_rollouts
 from proxy.rollouts.steps import aside, read_short, read_steps
 from proxy.rollouts.stored_fields import marked
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import Sampled, Step
 from storage.errors import RolloutDeleted
 from storage.redis.store import Store
+from storage.types import StoredEntity
 
 GROUP_MARK: Final = "played_by_group:"
 ROLLOUT_MARK: Final = "played_by:"
@@ -31,10 +32,12 @@ _SHOWN: Final = 5  # versions in an error
 Versions: TypeAlias = frozenset[tuple[int, str | None]]  # that sampled tokens, with their epochs
 
 
-async def note_playbacks(store: Store, clock: Clock, playback: Playback, mark: str) -> None:
-    """Mark the rollout that a group or a rollout plays back, which was opened with this playback."""
-    with suppress(RolloutDeleted):
-        await store.mark(playback.of, playback.incarnation, {mark: b""}, now_ms=clock.now_ms())
+async def note_playbacks(store: Store, clock: Clock, opened: StoredEntity, mark: str) -> None:
+    """Mark the rollout that a group or a rollout plays back. `opened`: that rollout, or one of the group."""
+    playback = read_rollout(opened).playback
+    if playback is not None:
+        with suppress(RolloutDeleted):
+            await store.mark(playback.of, playback.incarnation, {mark: b""}, now_ms=clock.now_ms())
 
 
 class Branch(NamedTuple):
@@ -77,7 +80,8 @@ def _add(found: dict[str, Branch], source: Rollout, rollout: Rollout, before: Ma
             has_branched = has_branched and count >= min(own.answerable, inherited + 1)
         inherited = count
     if playback is not None:
-        found[rollout.rollout_id] = Branch(rollout, playback, has_branched)
+        is_live = len(attempts) > 1 or not rollout.is_inherited  # otherwise its reward is none of the policy
+        found[rollout.rollout_id] = Branch(rollout, playback, has_branched and is_live)
 
 
 @dataclass(frozen=True, slots=True)

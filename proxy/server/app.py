@@ -27,7 +27,7 @@ from proxy.api.requests import served
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.engines import EndpointSettings, PolicySettings, with_default
-from proxy.config.sections import AgentsSettings, ArchiveSettings, StoreSettings, ThreadSettings
+from proxy.config.sections import AgentsSettings, ArchiveSettings, StoreSettings, TapeSettings, ThreadSettings
 from proxy.config.settings import Settings, TracingSettings
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.sampling import Sampling
@@ -47,6 +47,7 @@ from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Activity, Lifetimes
 from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, ScoringEngines, ScoringLimits
+from proxy.rollouts.served_tapes import ServedTapes
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY
@@ -182,7 +183,8 @@ async def _make_context(
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     await _kept(stack, policies).start()
     drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping)
-    finisher = Finisher(opened, clock, metrics, drift, policies.trained)
+    tapes = Tapes(opened)
+    finisher = Finisher(opened, clock, metrics, drift, tapes, policies.trained)
     activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
     return Context(
         settings=settings,
@@ -210,12 +212,20 @@ async def _make_context(
         continuation=_kept(
             stack, PromptContinuation(opened, upstream, clock, metrics, rollouts, **dict(settings.continuation))
         ),
-        tapes=Tapes(opened),
+        tapes=tapes,
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=finisher,
         stopping=stopping,
         start_trace=_start_trace(stack, settings.tracing, metrics, clock),
+        served_tapes=await _served_tapes(settings.tape, tapes, opened, clock),
     )
+
+
+async def _served_tapes(settings: TapeSettings, tapes: Tapes, store: Store, clock: Clock) -> ServedTapes | None:
+    if settings.file is None:
+        return None
+    terms = {"ignore": settings.ignore, "presets": settings.presets}
+    return ServedTapes(tapes, store, clock, [name async for name in store.names()], terms)
 
 
 def _start_trace(

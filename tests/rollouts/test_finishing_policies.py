@@ -12,6 +12,7 @@ from tests.support.policies import policies_of
 from proxy.clock import SystemClock
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.group import find_group
+from proxy.rollouts.playback import Tapes
 from proxy.server.listener import running
 from proxy.telemetry.metrics import make_metrics
 from storage.errors import StoreUnreachable
@@ -94,7 +95,9 @@ async def test_concurrent_completions_enqueue_a_group_once_in_each_queue(proxy, 
     await store.update_if(names[0], {"status": b'"completed"', "reward": b"1"}, expect={}, now_ms=1)
     group = await find_group(store, "g")
     completions = [
-        Finisher(store, SystemClock(), make_metrics(CollectorRegistry()), None, policies_of(POLICIES).trained)
+        Finisher(
+            store, SystemClock(), make_metrics(CollectorRegistry()), None, Tapes(store), policies_of(POLICIES).trained
+        )
         for _ in range(6)
     ]
     await asyncio.gather(*(completion.settle(group) for completion in completions))

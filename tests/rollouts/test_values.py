@@ -7,7 +7,7 @@ from tests.support.branched import STEPS, Call, branch, mark, record, replay
 from proxy.clock import SystemClock
 from proxy.errors import Conflict, NotFound
 from proxy.rollouts.group import FINISHED_MARK, MEMBER_MARK, REPLACED_MARK
-from proxy.rollouts.rollout import Playback, write_fields
+from proxy.rollouts.rollout import write_fields
 from proxy.rollouts.values import GROUP_MARK, ROLLOUT_MARK, note_playbacks, read_branches, read_values
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.step import Sampled
@@ -111,12 +111,13 @@ async def test_the_values_of_a_source_that_is_deleted_meanwhile_are_not_found(st
 
 async def test_an_opening_marks_the_source_and_one_of_a_deleted_source_marks_nothing(store):
     source = await record(store, "r1", *STEPS)
-    playback = Playback("r1", source.incarnation, 2, 2, "branch", before="s2")
-    await note_playbacks(store, SystemClock(), playback, f"{GROUP_MARK}g")
-    await note_playbacks(store, SystemClock(), playback, f"{ROLLOUT_MARK}b")
+    await branch(store, source, "s2", "b")
+    opened = await store.get("b")
+    await note_playbacks(store, SystemClock(), opened, f"{GROUP_MARK}g")
+    await note_playbacks(store, SystemClock(), opened, f"{ROLLOUT_MARK}b")
     marks = await store.marks("r1")
     await store.delete("r1")
-    await note_playbacks(store, SystemClock(), playback, f"{GROUP_MARK}g")
+    await note_playbacks(store, SystemClock(), opened, f"{GROUP_MARK}g")
 
     assert {f"{GROUP_MARK}g": b"", f"{ROLLOUT_MARK}b": b""} == marks
     assert await store.get("r1") is None
@@ -161,6 +162,15 @@ async def test_a_replacement_of_a_branch_that_was_not_at_its_branch_step_branche
     await grouped(store, source, ["dead"], {"dead": "again"})
 
     assert [("s2", 2, 0.5, 1)] == await values_of(store, source)
+
+
+async def test_a_branch_that_sampled_nothing_does_not_count(store):
+    """Its reward is none of the policy."""
+    source = await record(store, "r1", *STEPS)
+    await branch(store, source, "s1", "b", reward=1.0)
+    await mark(store, source, rollouts=("b",))
+
+    assert [("b", False)] == await branches_of(store, source)
 
 
 async def test_a_replacement_after_a_deleted_member_does_not_count(store):

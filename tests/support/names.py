@@ -251,7 +251,7 @@ def variables_in(text: Text) -> Iterator[str]:
 
 
 def is_variable(name: str) -> bool:
-    """Return whether a variable sets a setting, is read by a command, or is one of deploy/compose.yaml."""
+    """Return whether a variable sets a setting, is read by a command or the fixture, or is one of deploy/compose.yaml."""
     if is_setting(name.removeprefix("TOKENTAPE_").lower().replace("__", ".")):
         return True
     return name in _variables()
@@ -261,7 +261,8 @@ def is_variable(name: str) -> bool:
 def _variables() -> frozenset[str]:
     of_compose = re.findall(r"\$\{(\w+)", (ROOT / "deploy" / "compose.yaml").read_text())
     envvars = [each.envvar for command in _commands() for each in command.params if isinstance(each.envvar, str)]
-    return frozenset([*of_compose, *envvars])
+    of_fixture = re.findall(r'environ.get\("(\w+)', (ROOT / "tokentape" / "testing.py").read_text())
+    return frozenset([*of_compose, *envvars, *of_fixture])
 
 
 # Metrics.

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.clock import SystemClock
 from proxy.rollouts.finishing import Deadlines, Finisher
+from proxy.rollouts.playback import Tapes
 from proxy.rollouts.rollout import first_due_ms, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 
@@ -29,7 +30,7 @@ class Process:
         self.settled: list[str] = []
         self.metrics = make_metrics(CollectorRegistry())
         drift = SimpleNamespace(settle=self.settled.append, complete=lambda rollout: None)
-        self.finisher = Finisher(store, clock, self.metrics, drift)
+        self.finisher = Finisher(store, clock, self.metrics, drift, Tapes(store))
         self.deadlines = Deadlines(self.finisher)
 
     @property

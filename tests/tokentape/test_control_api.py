@@ -38,6 +38,27 @@ async def test_the_continuation_mode_is_set_when_a_rollout_is_opened_and_changed
     assert ["faithful", "faithful"] == [rollout["continuation"] for rollout in group["rollouts"]]
 
 
+async def test_branches_repeat_a_rollout_up_to_a_step_and_give_it_a_value(client, agent):
+    """The agent runs from its start in each of them."""
+    steps = await agent.send_turns(await client.open_rollout("r1"), "hi", "there")
+    group = await client.branches("r1", steps[1], 2, group_id="g", metadata={"x": 1})
+    for opened, reward in zip(group["rollouts"], (1, 0.5), strict=True):
+        assert steps[0] == (await agent.send_turns(opened, "hi", "there"))[0]
+        await client.finish_rollout(opened["rollout_id"], reward=reward)
+    (value,) = await client.values("r1")
+
+    assert ("g", 2, {"x": 1}) == (group["group_id"], group["size"], group["metadata"])
+    assert (steps[1], 0.75, 2) == (value["step_id"], value["value"], value["count"])
+    assert [value] == await client.values("r1", any_version=True)
+
+
+async def test_a_rollout_with_a_playback_repeats_another_one(client, agent):
+    steps = await agent.send_turns(await client.open_rollout("r1"), "hi")
+    opened = await client.open_rollout("p1", playback={"of": "r1"})
+
+    assert steps == await agent.send_turns(opened, "hi")
+
+
 async def test_opening_a_rollout_twice_returns_the_same_response(client):
     """A client can send a request again if its response was lost."""
     assert await client.open_rollout("r1", model="policy") == await client.open_rollout("r1", model="policy")
@@ -169,6 +190,9 @@ GROUPS = [
     (("open_group", 4), {"group_id": "g", "deadline_s": 60, "idle_s": 9.5}, "POST", "/groups",
      {"group_id": "g", "size": 4, "deadline_s": 60, "idle_s": 9.5}),
     (("open_group", 4), {"group_id": "g", "start_s": 60}, "POST", "/groups", {"group_id": "g", "size": 4, "start_s": 60}),
+    (("branches", "r/1", "s1", 4), {"group_id": "g", "presets": ["codex"]}, "POST", "/rollouts/r%2F1/branches",
+     {"group_id": "g", "before": "s1", "count": 4, "presets": ["codex"]}),
+    (("branches", "r", None, 4), {"group_id": "g"}, "POST", "/rollouts/r/branches", {"group_id": "g", "count": 4}),
     (("requeue_group", "g/1"), {"max_staleness": 3, "policy": "p"}, "POST", "/groups/g%2F1/requeue",
      {"max_staleness": 3, "policy": "p"}),
     (("requeue_group", "g"), {}, "POST", "/groups/g/requeue", {}),

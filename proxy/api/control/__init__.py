@@ -54,6 +54,10 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     route(
         "get", f"{_R}/tree", steps.show_tree, "Get the tree of a rollout's steps, with drift.", *_READ, query=schemas.ShowTree
     ),
+    route(
+        "post", f"{_R}/branches", branches.open_branches, "Open a group of playbacks of a rollout that branch before a step.",
+        *_OPENED, 404, body=schemas.OpenBranches,
+    ),
     route("get", f"{_R}/branches", branches.list_branches, "List the rollouts that play a rollout back.", 200, 404),
     route(
         "get", f"{_R}/values", branches.show_values, "Get the values of a rollout's states: the mean rewards of its branches.",

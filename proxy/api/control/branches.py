@@ -1,13 +1,37 @@
-"""The routes that return the branches of a rollout and the values of its states."""
+"""The routes that open and list the branches of a rollout, and return the values of its states."""
+
+from typing import Any
 
 from aiohttp import web
 
 from proxy.api.context import CONTEXT
+from proxy.api.control.groups import opened_group
 from proxy.api.control.rollouts import branch_step
-from proxy.api.control.schemas import ShowValues
+from proxy.api.control.schemas import OpenBranches, OpenGroup, ShowValues
 from proxy.api.http import json_response
-from proxy.api.requests import named, query_from, rollout_from
+from proxy.api.requests import body_from, named, query_from, rollout_from, validated
+from proxy.rollouts.steps import decode_records
 from proxy.rollouts.values import read_branches, read_values
+
+
+async def open_branches(request: web.Request) -> web.Response:
+    """`POST /rollouts/{id}/branches`: open a group of playbacks of a rollout before a step, as `POST /groups` does.
+
+    Playbacks before the first step have an empty tape, and are sampled at once.
+    """
+    context, rollout = request.app[CONTEXT], await rollout_from(request)
+    body = await body_from(request, OpenBranches)
+    own = {"before", "count", "ignore", "presets"}
+    terms: dict[str, Any] = {"of": rollout.rollout_id, "ignore": body.ignore, "presets": body.presets}
+    if body.before is not None:
+        terms["before"] = body.before
+    else:
+        first = await context.store.read(rollout.rollout_id, 0, 1)
+        steps = await decode_records(context.store, rollout, first, 0, whole=False)
+        terms |= {"before": steps[0].step_id if steps else None, "on_mismatch": "sample"}
+    given = body.model_dump(exclude=own, exclude_none=True, exclude_defaults=True)
+    group = {**given, "size": body.count, "rollout": {**given.get("rollout", {}), "playback": terms}}
+    return await opened_group(request, validated(OpenGroup, group))
 
 
 async def list_branches(request: web.Request) -> web.Response:

@@ -40,6 +40,7 @@ from proxy.rollouts.group import (
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fields
 from proxy.rollouts.steps import aside
+from proxy.rollouts.values import GROUP_MARK, note_playbacks
 from proxy.trajectory.advantages import normalized
 from proxy.trajectory.json_bytes import to_json_bytes
 
@@ -49,8 +50,12 @@ _COUNTS: Final = ("steps", "exact", "flagged", "error", "sampled_tokens")
 
 async def open_group(request: web.Request) -> web.Response:
     """`POST /groups`: open the group and all its rollouts, atomically. 201; 200 for the same body again; 409 for another."""
+    return await opened_group(request, await body_from(request, OpenGroup))
+
+
+async def opened_group(request: web.Request, opening: OpenGroup) -> web.Response:
+    """Open a group and all its rollouts."""
     context = request.app[CONTEXT]
-    opening = await body_from(request, OpenGroup)
     name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     payload = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
@@ -58,12 +63,18 @@ async def open_group(request: web.Request) -> web.Response:
     ids = (new_id(context.clock) for _ in range(opening.size + opening.over_sample))
     members = [context.store.layout.in_bucket_of(name, it) for it in ids]
     values = {"size": opening.size, "members": members, "metadata": opening.metadata or None}
-    own = {"over_sample": opening.over_sample or None, "replace": opening.attempts or None}
+    replay = opening.replacement.model_dump(include={"ignore", "presets"}) if opening.replacement.playback else None
+    own = {
+        "over_sample": opening.over_sample or None,
+        "replace": opening.replacement.attempts or None,
+        "replay": replay,
+    }
     fields = write_fields({**values, **own})
     fields["opened_with"] = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
     defaults = context.settings.groups
     deadlines = deadlines_of({**terms, **payload}, idle_s=defaults.idle_s, start_s=defaults.start_s)
-    terms_fields = member_fields(payload, deadlines)
+    taken = {} if opening.rollout.playback is None else await context.tapes.open(terms["playback"])
+    terms_fields = taken | member_fields(payload, deadlines)
     terms_bytes = sum(map(len, terms_fields.values()))  # written for each rollout
     if len(members) * terms_bytes > _MAX_TERMS_BYTES:
         raise RequestTooLarge(
@@ -76,6 +87,8 @@ async def open_group(request: web.Request) -> web.Response:
     check_opening(stored, fields, "Group", "its rollouts")
     group = read_group(stored)
     found = await asyncio.gather(*map(context.store.get, group.members))
+    if taken and (first := next(filter(None, found), None)) is not None:
+        await note_playbacks(context.store, context.clock, first, GROUP_MARK + name)
     shown = {
         **named(group, "group_id", "size"),
         "status": "open",

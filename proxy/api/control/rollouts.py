@@ -45,6 +45,7 @@ from proxy.rollouts.rollout import (
 )
 from proxy.rollouts.steps import aside, check_step_rewards, check_threads, read_steps, weights_of
 from proxy.rollouts.stored_fields import left_out
+from proxy.rollouts.values import ROLLOUT_MARK, note_playbacks
 from proxy.trajectory.text_search import Needle, search
 from storage.errors import StorageError
 from storage.types import Change, Page, StoredEntity
@@ -67,6 +68,8 @@ async def open_rollout(request: web.Request) -> web.Response:
     now_ms = context.clock.now_ms()
     stored = await context.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
     check_opening(stored, fields, "Rollout", "a call")
+    if taken:
+        await note_playbacks(context.store, context.clock, stored, ROLLOUT_MARK + name)
     if opening.group_id is not None:
         await join(context.store, context.clock, stored, opening.group_id)
     return json_response(opened(request, context, stored), status=201 if stored.created else 200)

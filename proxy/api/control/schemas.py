@@ -36,6 +36,12 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _preset(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"preset {name!r} is unknown; the presets are {', '.join(PRESETS)}")
+    return name
+
+
 Id = Annotated[str, AfterValidator(_id)]
 Seconds = Annotated[FiniteFloat, Field(gt=0)]
 Members: TypeAlias = Literal["all", "rewarded", "completed"]
@@ -49,6 +55,8 @@ Index: TypeAlias = Annotated[int, Field(ge=0)]
 PageSize: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Pattern: TypeAlias = Annotated[str, Field(max_length=500), AfterValidator(_pattern)]
+Ignored: TypeAlias = Annotated[list[Pattern], Field(max_length=100)]
+Presets: TypeAlias = list[Annotated[str, AfterValidator(_preset)]]
 Labels: TypeAlias = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=2048)]], Field(min_length=1, max_length=1000)
 ]
@@ -101,8 +109,8 @@ class PlaybackTerms(RequestModel):
     on_mismatch: Literal["branch", "refuse", "sample"] | None = _described(
         "by default branch with before or through, else refuse"
     )
-    ignore: Annotated[list[Pattern], Field(max_length=100)] = []
-    presets: list[str] = []
+    ignore: Ignored = []
+    presets: Presets = []
 
     @model_validator(mode="after")
     def _branches_at_one_step(self) -> Self:
@@ -110,8 +118,6 @@ class PlaybackTerms(RequestModel):
             raise ValueError("set before or through, not both")
         if self.on_mismatch == "branch" and self.before is None and self.through is None:
             raise ValueError("on_mismatch branch needs before or through: the step at which it branches")
-        if unknown := [name for name in self.presets if name not in PRESETS]:
-            raise ValueError(f"preset {unknown[0]!r} is unknown; the presets are {', '.join(PRESETS)}")
         return self
 
 
@@ -143,7 +149,34 @@ class OpenRollout(Terms):
     group_id: Id | None = None
 
 
-class OpenGroup(_Deadlines):
+class Replacement(RequestModel):
+    """How often each rollout of a group that fails is opened again.
+
+    With `playback` the new one plays back the one that failed, with `ignore` and `presets` as in `PlaybackTerms`.
+    """
+
+    attempts: Annotated[int, Field(ge=0, le=100)] = _ATTEMPTS
+    playback: bool = False
+    ignore: Ignored = []
+    presets: Presets = []
+
+
+class _Group(_Deadlines):
+    group_id: Id | None = None
+    over_sample: Annotated[int, Field(ge=0, le=_MAX_SIZE)] = 0
+    replace: bool | Annotated[int, Field(ge=0, le=100)] | Replacement = False
+    rollout: Terms = Terms()
+    metadata: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _has_each_deadline_once(self) -> Self:
+        for name in _Deadlines.model_fields:
+            if getattr(self, name) is not None and getattr(self.rollout, name) is not None:
+                raise ValueError(f"{name} is set twice: set it for the group or in rollout")
+        return self
+
+
+class OpenGroup(_Group):
     """`POST /groups`: rollouts with the terms `rollout`; the deadlines are terms of each of them.
 
     A rollout shares its `deadline_s` with the rollouts that replace it; `groups.idle_s` is the default of `idle_s`.
@@ -151,17 +184,14 @@ class OpenGroup(_Deadlines):
     `over_sample`: how many more than `size` are opened. `replace`: how often each failed one is opened again; true: 3 times.
     """
 
-    group_id: Id | None = None
     size: Annotated[int, Field(ge=1, le=_MAX_SIZE)]
-    over_sample: Annotated[int, Field(ge=0, le=_MAX_SIZE)] = 0
-    replace: bool | Annotated[int, Field(ge=0, le=100)] = False
-    rollout: Terms = Terms()
-    metadata: dict[str, Any] = {}
 
     @property
-    def attempts(self) -> int:
-        """How often a failed rollout is opened again."""
-        return _ATTEMPTS if self.replace is True else int(self.replace)
+    def replacement(self) -> Replacement:
+        """How failed rollouts are opened again."""
+        if isinstance(self.replace, Replacement):
+            return self.replace
+        return Replacement(attempts=_ATTEMPTS if self.replace is True else int(self.replace))
 
     @model_validator(mode="after")
     def _has_at_most(self) -> Self:
@@ -169,11 +199,22 @@ class OpenGroup(_Deadlines):
             raise ValueError(f"size and over_sample are at most {_MAX_SIZE} together")
         return self
 
+
+class OpenBranches(_Group):
+    """`POST /rollouts/{id}/branches`: a group of `count` playbacks of the rollout `before` a step; null: before the first one.
+
+    The other fields are those of `POST /groups`; `ignore` and `presets` are terms of the playbacks.
+    """
+
+    before: Name | None = None
+    count: Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+    ignore: Ignored = []
+    presets: Presets = []
+
     @model_validator(mode="after")
-    def _has_each_deadline_once(self) -> Self:
-        for name in _Deadlines.model_fields:
-            if getattr(self, name) is not None and getattr(self.rollout, name) is not None:
-                raise ValueError(f"{name} is set twice: set it for the group or in rollout")
+    def _has_one_playback(self) -> Self:
+        if self.rollout.playback is not None:
+            raise ValueError("rollout.playback is of the rollout in the path, before the step `before`: omit it")
         return self
 
 

@@ -19,7 +19,7 @@ from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, CallRoute
 from proxy.api.memory_limit import check_connection
 from proxy.api.model.call import Call, ModelRequest, endpoints_of, model_of, plan_for
-from proxy.api.model.playing import answer, respond
+from proxy.api.model.playing import answer, name_playback, respond
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
 from proxy.api.model.unrecorded import forward, is_probe
@@ -52,6 +52,8 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
     if not isinstance(call, Call):
         return call
     context, headers = call.context, call.request.headers
+    if context.served_tapes is not None:
+        await name_playback(call, context.served_tapes)
     step_id = new_id(context.clock)
     admitted = call.admitted = await context.admission.admit(
         call.rollout_id, headers.get(GROUP_HEADER), step_id, partial(model_of, call)

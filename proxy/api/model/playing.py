@@ -24,6 +24,7 @@ from proxy.rollouts.idempotency import COUNT, Attempt, StoredAnswer, retry_field
 from proxy.rollouts.live import Played
 from proxy.rollouts.playback import Recorded, Tapes, inherited
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Playback, read_marks
+from proxy.rollouts.served_tapes import ServedTapes
 from proxy.trajectory.codec import UnreadableRecord
 from proxy.trajectory.step import Step
 from proxy.trajectory.tape import Asked, Tape, TapeStep, difference, from_difference
@@ -31,6 +32,19 @@ from proxy.upstream.concurrency import LARGE_BYTES, PLAIN_BYTES, off_loop
 from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER
 
 PLAYBACK_HEADER: Final = "X-Playback"  # of a response: `answered` from the tape, or `again`
+
+
+async def name_playback(call: Call, served: ServedTapes) -> None:
+    """Let a call that names a tape be one of its newest playback. Raises what `ServedTapes.find` raises."""
+    tape = await served.find(call.rollout_id if call.is_named else None)
+    if tape is None:
+        return
+    adapter, headers = call.adapter, call.request.headers
+    follows = isinstance(adapter, TranslatedCall) and (adapter.references.items or adapter.references.previous_response)
+    asked = None if follows else await off_loop(call.work_bytes, LARGE_BYTES, _ask, call, tape.loaded.tape)
+    is_retry = bool(retry_fields(headers.get(COUNT, "")))
+    call.rollout_id = await served.playback(tape, None if asked is None else asked.key, is_retry=is_retry)
+    call.is_named = True
 
 
 async def answer(call: Call, attempt: Attempt) -> web.StreamResponse | None:
