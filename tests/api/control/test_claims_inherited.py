@@ -150,6 +150,42 @@ async def test_metrics_of_a_claim_are_those_of_live_tokens(proxy, store):
     }
 
 
+async def conversation(proxy, rollout, seed):
+    """Make a conversation of three turns; return the IDs of its steps."""
+    messages, steps = [], []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"turn {turn}"})
+        reply = await proxy.chat(rollout, *messages, seed=seed)
+        messages.append({"role": "assistant", "content": reply.message["content"]})
+        steps.append(reply.step_id)
+    return steps
+
+
+async def test_a_group_of_branches_trains_what_follows_the_branch_step(proxy):
+    """Version 3 sampled the source, version 5 the branches: they are fresh. With the source, each step is trained once."""
+    await proxy.put("/policy", {"version": 3})
+    source = await conversation(proxy, "r0", 1)
+    await proxy.finish("r0", reward=0.5)
+    await proxy.put("/policy", {"version": 5})
+    members = await proxy.open_group("g", 2, rollout={"playback": {"of": "r0", "before": source[1]}})
+    steps = {name: await conversation(proxy, name, seed) for seed, name in enumerate(members, 2)}
+    for reward, name in enumerate(members):
+        await proxy.finish(name, reward=reward)
+    first, second, _ = (await proxy.get("/rollouts/r0/steps")).json["steps"]
+    (group,) = (await proxy.claim(advantage="grpo", max_staleness=0))["groups"]
+    exported = (await proxy.get("/export?format=sequences&container=json&report=true")).json
+    point = {"of": "r0", "step_id": source[0], "tokens": len(first["choices"][0]["ids"])}
+
+    assert [[source[0]]] * 2 == [found[:1] for found in steps.values()]
+    assert ([-1.0, 1.0], "5", 0) == (group["advantages"], group["policy_version"], group["staleness"])
+    assert [(steps[name][1:], point) for name in members] == [(row["step_ids"], row["branch"]) for row in group["rows"]]
+    assert [second["prompt_ids"]] * 2 == [row["token_ids"][: row["prompt_len"]] for row in group["data"]]
+    assert {*source, *steps[members[0]][1:], *steps[members[1]][1:]} == {
+        step_id for row in exported["report"]["rows"] for step_id in row["step_ids"]
+    }
+    assert 7 == sum(len(row["step_ids"]) for row in exported["report"]["rows"])
+
+
 def float_or_none(value):
     try:
         return float(value)
