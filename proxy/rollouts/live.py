@@ -51,11 +51,12 @@ class LoadedTape:
 class Played:
     """What a process knows of a playback: its tape, and the steps of it that are used, in order.
 
-    `undelivered`: of these, the ones whose client did not receive the response.
+    `delivered` and `undelivered`: of these, those whose client is known to have received the response, or not.
     """
 
     loaded: LoadedTape
     used: dict[str, None]
+    delivered: set[str] = field(default_factory=set)
     undelivered: set[str] = field(default_factory=set)
     replies: frozenset[bytes] | None = None  # the digests of the messages that continue the step `through`
 

@@ -25,6 +25,7 @@ from proxy.rollouts.live import Played
 from proxy.rollouts.playback import Recorded, Tapes, inherited
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Playback, read_marks
 from proxy.rollouts.served_tapes import ServedTapes
+from proxy.rollouts.stored_fields import marked
 from proxy.trajectory.codec import UnreadableRecord
 from proxy.trajectory.step import Step
 from proxy.trajectory.tape import Asked, Tape, TapeStep, difference, from_difference
@@ -63,18 +64,31 @@ async def answer(call: Call, attempt: Attempt) -> web.StreamResponse | None:
         _gone(call, playback)
     asked = await off_loop(call.work_bytes, LARGE_BYTES, _ask, call, played.tape)
     steps = played.tape.equal(asked.key, playback.end)
-    if (step := await _used(call, attempt, played, steps)) is not None:
-        return await _again(call, played, playback, step)
-    for step in steps:
-        if step.step_id in played.used:
-            continue
-        if (response := await _use(call, attempt, played, playback, step)) is not None:
-            return response
+    if (response := await _answered(call, attempt, played, playback, steps)) is not None:
+        return response
     if not await _is_live(call, played, playback, asked):
         await _refuse(call, played, playback, asked)
     context.metrics.playback_calls.labels("live").inc()
     call.recorded = await _recorded(context.tapes, played, playback, asked)
     return None
+
+
+async def _answered(
+    call: Call, attempt: Attempt, played: Played, playback: Playback, steps: Sequence[TapeStep]
+) -> web.StreamResponse | None:
+    """Respond with one of these steps, which have the call's key; None if all are used."""
+    if (used := await _to_repeat(call, attempt, played, steps)) is not None:
+        return await _again(call, played, playback, used)
+    before = len(played.used)
+    for step in steps:
+        if step.step_id not in played.used:
+            response = await _use(call, attempt, played, playback, step, is_only=len(steps) == 1)
+            if response is not None:
+                return response
+    if len(played.used) == before:
+        return None
+    used = await _to_repeat(call, attempt, played, steps)  # other processes have used the rest
+    return None if used is None else await _again(call, played, playback, used)
 
 
 def _is_over(call: Call, playback: Playback) -> bool:
@@ -113,25 +127,35 @@ def _ask(call: Call, tape: Tape) -> Asked:
     return asked
 
 
-async def _used(call: Call, attempt: Attempt, played: Played, steps: Sequence[TapeStep]) -> TapeStep | None:
-    """Return the step that a call gets again: one whose response its client did not receive, or has retried."""
-    by_id = {step.step_id: step for step in steps}
+async def _to_repeat(call: Call, attempt: Attempt, played: Played, steps: Sequence[TapeStep]) -> TapeStep | None:
+    """Return the used step that a call gets again: its client did not receive it, or retries the call.
+
+    A client that retries a call may have received earlier equal ones: of these it gets none while there is an unused one.
+    """
+    by_id = {step.step_id: step for step in steps if not step.is_rejection}  # whoever retries that has received it
     used = [by_id[step_id] for step_id in reversed(played.used) if step_id in by_id]
-    used = [step for step in used if not step.is_rejection]  # a client that retries these did receive them
     if not used:
         return None
-    if attempt.extra.get("attempt") or retry_fields(call.request.headers.get(COUNT, "")):
-        return used[0]
     names = [mark + step.step_id for mark in (UNDELIVERED_MARK, DELIVERED_MARK) for step in used]
-    marks = read_marks(await call.context.store.marks(call.rollout.rollout_id, names))
-    missed = played.undelivered | marks.undelivered
-    return next((step for step in used if step.step_id in missed), None)
+    marks = await call.context.store.marks(call.rollout.rollout_id, names)
+    missed = played.undelivered | read_marks(marks).undelivered
+    if (step := next((step for step in used if step.step_id in missed), None)) is not None:
+        return step
+    if not (attempt.extra.get("attempt") or retry_fields(call.request.headers.get(COUNT, ""))):
+        return None
+    received = played.delivered | marked(marks, DELIVERED_MARK)
+    if (step := next((step for step in used if step.step_id not in received), None)) is not None:
+        return step
+    return used[0] if played.used.keys() >= by_id.keys() else None
 
 
 async def _use(
-    call: Call, attempt: Attempt, played: Played, playback: Playback, step: TapeStep
+    call: Call, attempt: Attempt, played: Played, playback: Playback, step: TapeStep, *, is_only: bool
 ) -> web.StreamResponse | None:
-    """Respond with an unused step; None if another call has used it, or it cannot be rendered for this call."""
+    """Respond with an unused step; None if another call has used it, or it cannot be rendered for this call.
+
+    `is_only`: no other step of the tape has its key.
+    """
     context, rollout, recorder = call.context, call.rollout, call.context.recorder
     played.used[step.step_id] = None  # before anything is awaited: calls of this process never try the same step
     stored = None
@@ -165,6 +189,9 @@ async def _use(
         played.undelivered.add(step.step_id)
         recorder.mark_undelivered(stored.step, rollout.incarnation)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
+    played.delivered.add(step.step_id)
+    if not is_only:  # what a retry gets depends on it, in any process
+        recorder.mark_delivered(rollout.rollout_id, rollout.incarnation, step.step_id)
     return response
 
 
@@ -189,6 +216,7 @@ async def _again(call: Call, played: Played, playback: Playback, step: TapeStep)
     if response is None:
         return web.Response(status=CLIENT_CLOSED_REQUEST)
     played.undelivered.discard(step.step_id)
+    played.delivered.add(step.step_id)
     context.recorder.mark_delivered(rollout.rollout_id, rollout.incarnation, step.step_id)
     return response
 

@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 from tests.support.fakes import proxying
-from tests.support.stored import stored_steps
+from tests.support.stored import stored_steps, wait_for_undelivered
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -49,7 +49,7 @@ async def proxies(http, store):
     """Two proxies of a simulated engine."""
     script = Script([Conversation(TURNS)])
     async with (
-        simulating("127.0.0.1:0", Options(script=script)) as engine,
+        simulating("127.0.0.1:0", Options(script=script, image_tokens=4)) as engine,
         proxying(engine, store) as first,
         proxying(engine, store) as second,
     ):
@@ -159,16 +159,14 @@ async def test_each_step_is_used_once_by_equal_calls_of_two_proxies(proxies, sto
 
 async def test_a_declared_retry_gets_the_same_step_again(proxies, store):
     question = [{"role": "user", "content": "Weather?"}]
-    for _ in range(2):
-        await proxies.chat("r1", question)
+    await proxies.chat("r1", question)
     await proxies.open(rollout_id="p1", playback={"of": "r1"})
     _, first, _ = await proxies.chat("p1", question)
     for at in (0, 1):  # another process knows the used steps from the store
         _, headers, _ = await proxies.chat("p1", question, at, {"X-Stainless-Retry-Count": "1"})
         assert (headers["X-Playback"], headers["X-Step-Id"]) == ("again", first["X-Step-Id"])
-    _, second, _ = await proxies.chat("p1", question)
-    assert second["X-Step-Id"] != first["X-Step-Id"]
-    assert len(await stored_steps(store, "p1")) == 2
+    assert (await proxies.chat("p1", question))[0] == 422
+    assert len(await stored_steps(store, "p1")) == 1
 
 
 async def test_a_playback_of_a_deleted_source_is_never_sampled(proxies, store):
@@ -230,3 +228,167 @@ async def test_openings_with_unknown_sources_and_steps_are_refused(proxies):
     await proxies.open(422, playback={"of": "r1", "before": "a", "through": "b"})
     await proxies.open(422, playback={"of": "r1", "presets": ["unknown"]})
     await proxies.open(422, playback={"of": "r1", "ignore": ["*"]})
+
+
+async def test_a_retry_gets_no_step_that_an_earlier_equal_call_received(proxies, store):
+    question = [{"role": "user", "content": "Weather?"}]
+    for _ in range(2):
+        await proxies.chat("r1", question)
+    first, second = [step.step_id for step in await stored_steps(store, "r1")]
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    assert (await proxies.chat("p1", question))[1]["X-Step-Id"] == first
+    async with asyncio.timeout(20):
+        while not read_marks_of(await store.marks("p1"), first):
+            await asyncio.sleep(0.005)
+    _, headers, _ = await proxies.chat(
+        "p1", question, 1, {"X-Stainless-Retry-Count": "1"}
+    )  # its first attempt was lost
+    assert (headers["X-Playback"], headers["X-Step-Id"]) == ("answered", second)
+
+
+def read_marks_of(marks, step_id):
+    return f"delivered:{step_id}" in marks
+
+
+async def test_a_step_whose_client_has_left_is_given_again(proxies, store):
+    await run(proxies, "r1", calls=1)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    reached, proceed = store.pauses("append")
+    leaving = asyncio.create_task(run(proxies, "p1", calls=1))
+    await reached.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    proceed.set()
+    step_id = (await stored_steps(store, "r1"))[0].step_id
+    await wait_for_undelivered(store, "p1")
+    for at in (1, 0):
+        _, headers, _ = await proxies.chat("p1", [{"role": "user", "content": "Weather?"}], at)
+        assert (headers["X-Playback"], headers["X-Step-Id"]) == ("again", step_id)
+        if at == 1:
+            async with asyncio.timeout(20):
+                while not read_marks_of(await store.marks("p1"), step_id):
+                    await asyncio.sleep(0.005)
+            break
+    assert len(await stored_steps(store, "p1")) == 1
+
+
+async def test_a_call_that_cannot_be_stored_uses_no_step(proxies, store):
+    await run(proxies, "r1", calls=1)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    store.failing.add("append")
+    assert (await run(proxies, "p1", calls=1))[0][0] == 503
+    store.failing.clear()
+    async with asyncio.timeout(20):
+        while (await run(proxies, "p1", calls=1))[0][0] == 503:
+            await asyncio.sleep(0.01)
+    assert [step.inherited is not None for step in await stored_steps(store, "p1")] == [True]
+
+
+async def test_the_tape_answers_during_a_pause_and_live_calls_wait(proxies, store):
+    await run(proxies, "r1")
+    second = (await stored_steps(store, "r1"))[1].step_id
+    await proxies.open(rollout_id="p1", playback={"of": "r1", "before": second})
+    async with proxies.http.post(f"{proxies.urls[0]}/policy/pause?drain_s=1", json={}) as response:
+        assert response.status == 200
+    answered = await run(proxies, "p1", calls=1)
+    assert answered[0][1] == "answered"
+    playing = asyncio.create_task(run(proxies, "p1", calls=3))  # its first call is refused: the step is used
+    assert (await playing)[0][0] == 422
+    await proxies.open(rollout_id="p2", playback={"of": "r1", "before": second})
+    playing = asyncio.create_task(run(proxies, "p2", calls=2))
+    done, _ = await asyncio.wait([playing], timeout=0.3)
+    assert not done
+    async with proxies.http.post(f"{proxies.urls[0]}/policy/resume", json={}) as response:
+        assert response.status == 200
+    assert [how for _, how, _ in await playing] == ["answered", None]
+
+
+async def test_limits_count_inherited_steps_and_only_live_tokens(proxies, store):
+    await run(proxies, "r1")
+    await proxies.open(rollout_id="p1", playback={"of": "r1"}, limits={"max_steps": 2, "max_tokens": 1})
+    assert [status for status, _, _ in await run(proxies, "p1")] == [200, 200, 429]
+
+
+async def test_an_idempotency_key_gives_the_same_step_from_any_process(proxies, store):
+    await run(proxies, "r1", calls=1)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    question, key = [{"role": "user", "content": "Weather?"}], {"Idempotency-Key": "k"}
+    shown = [await proxies.chat("p1", question, at, key) for at in (0, 1, 0)]
+    assert [status for status, _, _ in shown] == [200] * 3
+    assert {headers["X-Step-Id"] for _, headers, _ in shown} == {(await stored_steps(store, "r1"))[0].step_id}
+    assert len(await stored_steps(store, "p1")) == 1
+
+
+async def test_a_call_that_the_engine_rejected_is_rejected_again(proxies, store):
+    question = [{"role": "user", "content": "Weather?"}]
+    status, _, recorded = await proxies.chat("r1", question, max_tokens=-1)
+    assert status == 400
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    status, headers, shown = await proxies.chat("p1", question, max_tokens=-1)
+    assert (status, headers["X-Playback"], shown) == (400, "answered", recorded)
+
+
+async def test_several_choices_and_images_are_answered(proxies, store):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    question = [{"role": "user", "content": [{"type": "text", "text": "What?"}, picture]}]
+    _, _, recorded = await proxies.chat("r1", question, n=3)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    _, headers, shown = await proxies.chat("p1", question, n=3)
+    assert headers["X-Playback"] == "answered"
+    assert shown["choices"] == recorded["choices"]
+    other = [
+        {
+            "role": "user",
+            "content": [question[0]["content"][0], {**picture, "image_url": {"url": "data:image/png;base64,AA=="}}],
+        }
+    ]
+    assert (await proxies.chat("p1", other, n=3))[0] == 422
+
+
+async def test_a_concurrent_call_of_the_source_may_come_before_the_branch_step(proxies, store):
+    """Two threads of an agent: which of them calls first is a race in every run."""
+    questions = [[{"role": "user", "content": text}] for text in ("One?", "Two?")]
+    for question in questions:
+        await proxies.chat("r1", question)
+    first = (await stored_steps(store, "r1"))[0].step_id
+    await proxies.open(rollout_id="p1", playback={"of": "r1", "before": first})
+    assert (await proxies.chat("p1", questions[1]))[0] == 200
+    assert json.loads((await store.get("p1")).fields.get("has_branched", b"false")) is False
+    assert (await proxies.chat("p1", [{"role": "user", "content": "Three?"}]))[0] == 422
+    assert (await proxies.chat("p1", questions[0]))[0] == 200
+    steps = await stored_steps(store, "p1")
+    assert [step.extra["branched_from"]["ids"] for step in steps] == [True, True]
+
+
+async def test_a_branch_with_continuation_off_gets_the_ids_of_the_source(proxies, store):
+    await run(proxies, "r1", temperature=1.0)
+    sources = await stored_steps(store, "r1")
+    terms = {"of": "r1", "before": sources[2].step_id}
+    await proxies.open(rollout_id="p1", playback=terms, continuation="off")
+    played = await run(proxies, "p1", temperature=1.0, at=lambda number: number % 2)
+    assert [how for _, how, _ in played] == ["answered", "answered", None]
+    branch = (await stored_steps(store, "p1"))[2]
+    assert [list(prompt) for prompt in branch.prompts] == [list(prompt) for prompt in sources[2].prompts]
+    assert branch.extra["branched_from"]["ids"] is True
+
+
+async def test_another_model_gets_the_rendered_prompt_and_the_step_says_so(proxies, store):
+    await run(proxies, "r1")
+    second = (await stored_steps(store, "r1"))[1].step_id
+    await proxies.open(rollout_id="p1", model="other", playback={"of": "r1", "before": second})
+    await run(proxies, "p1", calls=2)
+    steps = await stored_steps(store, "p1")
+    assert (steps[1].model_served, steps[1].extra["branched_from"]["ids"]) == ("other", False)
+
+
+async def test_a_playback_can_be_played_again(proxies, store):
+    await run(proxies, "r1")
+    second = (await stored_steps(store, "r1"))[1].step_id
+    await proxies.open(rollout_id="p1", playback={"of": "r1", "before": second})
+    branched = await run(proxies, "p1")
+    await proxies.open(rollout_id="p2", playback={"of": "p1"})
+    again = await run(proxies, "p2")
+    assert replies(again) == replies(branched)
+    steps = await stored_steps(store, "p2")
+    assert [step.inherited.rollout_id for step in steps] == ["r1", "p1", "p1"]
