@@ -13,7 +13,8 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 
-from proxy.cli.console import print_json
+from proxy.api.rollout_id import path_prefix
+from proxy.cli.console import print_json, visible
 from proxy.cli.settings import InvalidSettings
 from proxy.config.addresses import without_secrets
 from proxy.config.settings import Settings
@@ -36,10 +37,11 @@ async def serve(settings: Settings, notes: Console) -> None:
     set_up(settings.log.level, settings.log.format)
     with stopped_by_signals() as stop:
         async with AsyncExitStack() as stack:
+            tapes, is_simulated = list[str](), False
             try:
                 if settings.tape.file is not None:
-                    is_simulated = False
                     complete, store = await stack.enter_async_context(with_tapes(settings, settings.tape.file))
+                    tapes = [name async for name in store.names()]
                     served = await stack.enter_async_context(running(complete, store))
                 else:
                     refuse_left_journals(settings)
@@ -51,8 +53,8 @@ async def serve(settings: Settings, notes: Console) -> None:
             if is_simulated:
                 notes.print("[bold yellow]No engine is configured; the built-in SIMULATOR generates the responses.[/]")
                 notes.print("  Its text is meaningless. To use a real engine: --engine http://127.0.0.1:8000")
-            engines = [] if settings.tape.file else await read_engines(complete, served)
-            for line in banner(complete, served, engines):
+            engines = [] if tapes else await read_engines(complete, served)
+            for line in banner(complete, served, engines, tapes):
                 notes.print(line, soft_wrap=True)
             await stop.wait()
             notes.print("stopping: waiting for calls in flight")
@@ -85,6 +87,7 @@ async def simulate(
             await stop.wait()
 
 
+_MAX_TAPES: Final = 10
 _TIMEOUT_S: Final = 3  # an engine that hangs delays the start of the display, not the proxy
 _PAGES: Final = Path(__file__).parents[2] / "docs" / "index.md"  # in a clone; a wheel does not contain it
 
@@ -105,10 +108,16 @@ async def read_engines(settings: Settings, served: RunningServer) -> list[Mappin
         return []
 
 
-def banner(settings: Settings, served: RunningServer, engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def banner(
+    settings: Settings, served: RunningServer, engines: Sequence[Mapping[str, Any]], tapes: Sequence[str] = ()
+) -> Iterator[str]:
     """Yield the lines, in the markup of rich. The last one has `listening`."""
-    if settings.tape.file is not None:
-        yield f"tape      {escape(settings.tape.file)}, in place of an engine"
+    url, agents_url = escape(served.url), escape(settings.agents.url or served.url)
+    if tapes:
+        shown = (f"{visible(name)}   OPENAI_BASE_URL={agents_url}{path_prefix(name)}/v1" for name in tapes[:_MAX_TAPES])
+        yield from (f"tape      {escape(line)}" for line in shown)
+        if len(tapes) > _MAX_TAPES:
+            yield f"tapes     {len(tapes)} in all"
     elif engines:
         yield from (f"engine    {escape(engine['url'])} {_state(engine)}" for engine in engines)
     else:
@@ -118,7 +127,6 @@ def banner(settings: Settings, served: RunningServer, engines: Sequence[Mapping[
     if served.control_url != served.url:
         yield f"control   {escape(served.control_url)}"
     yield f"web page  {escape(_local(served.control_url))}/ui"
-    url, agents_url = escape(served.url), escape(settings.agents.url or served.url)
     yield f"[bold]listening {url}[/]   OPENAI_BASE_URL={agents_url}/v1"
 
 

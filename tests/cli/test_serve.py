@@ -10,10 +10,15 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 from tests.support.fakes import proxying, settings_for
+from tests.support.taped import record
+from typer.testing import CliRunner
 
 from proxy.cli import serve as printing
 from proxy.cli import serve as serving
+from proxy.cli.main import app
+from proxy.cli.runner import Exit
 from proxy.cli.serve import banner, read_engines
+from proxy.cli.settings import InvalidSettings
 from proxy.config.settings import load
 from proxy.server.listener import RunningServer, simulating
 from proxy.simulator.options import Options
@@ -54,6 +59,37 @@ async def test_serve_prints_its_addresses_the_store_and_whether_it_uses_the_simu
     assert (
         text.index("control   http://127.0.0.1:") < text.index("listening http://127.0.0.1:") < text.index("stopping")
     )
+
+
+async def test_serve_prints_the_base_url_of_each_tape(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "set_up", lambda *_: None)
+    path = await record(store, tmp_path, "r1", "a b")
+    notes = Listening()
+    await run_until_listening(serving.serve(settings_for(None, tape={"file": str(path)}), notes), notes)
+    lines = notes.file.getvalue().splitlines()
+    url = next(line.split()[1] for line in lines if line.startswith("listening"))
+
+    assert {
+        f"tape      r1   OPENAI_BASE_URL={url}/rollouts/r1/v1",
+        f"tape      a b   OPENAI_BASE_URL={url}/rollouts/a%20b/v1",
+    } == {line for line in lines if line.startswith("tape ")}
+    many = list(banner(settings_for(None), SERVED, [], [str(number) for number in range(12)]))
+    assert "tapes     12 in all" == many[10]
+
+
+async def test_a_tape_that_cannot_be_read_ends_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "set_up", lambda *_: None)
+    (tmp_path / "bad.jsonl").write_text("{}")
+    for name, error in (("bad.jsonl", InvalidSettings), ("none.jsonl", OSError)):
+        with pytest.raises(error):
+            await serving.serve(settings_for(None, tape={"file": str(tmp_path / name)}), Listening())
+
+
+@pytest.mark.parametrize("more", ["--engine http://127.0.0.1:9", "--store embedded:x", "--workers 2"])
+def test_a_tape_excludes_engines_stores_and_workers(more):
+    done = CliRunner().invoke(app, ["serve", "--playback", "x", *more.split()])
+
+    assert (Exit.MISUSED, True) == (done.exit_code, "--playback has an engine" in done.stderr)
 
 
 async def test_simulate_with_json_prints_one_line_with_its_address(capsys):
