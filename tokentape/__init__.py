@@ -6,6 +6,7 @@
     batches         batches as an async iterator that keeps their leases alive
     managed_server  ManagedServer with the names, arguments and results of Atropos' own, and its OpenAI adapter
     nodes           SequenceNode, and the texts of nodes
+    testing         a pytest fixture that records an agent once, and plays it back
     types           the JSON of responses as TypedDicts
     __main__        the `tokentape` command, which starts the server's command line
 
