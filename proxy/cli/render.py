@@ -178,8 +178,11 @@ def continuation_lines(step: Mapping[str, Any]) -> Iterator[Text]:
     yield Text(visible(f"{counts}. {why}" if why else counts), DIM)
 
 
-def branches_lines(step: Mapping[str, Any], branches: Iterable[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield the rollouts that branch before or after a step, with their rewards."""
+def branches_lines(step: Mapping[str, Any], branches: Iterable[Mapping[str, Any]] = ()) -> Iterator[Text]:
+    """Yield the step with whose call it branches, and the rollouts that branch before or after it, with their rewards."""
+    if (of := step.get("extra", {}).get("branched_from")) and "inherited" not in step:
+        how = "with its prompt ids" if of["ids"] else "rendered again"
+        yield Text(visible(f"repeats the call of step {of['step_id']} of {of['rollout_id']}, {how}"), "magenta")
     for place in ("before", "through"):
         here = [branch for branch in branches if branch.get(place) == step["step_id"]]
         if not here:
@@ -424,6 +427,7 @@ def step_lines(step: Mapping[str, Any], view: StepView, *, whole: bool = True) -
     yield from prompt_lines(step, None, whole=view.whole or whole)
     yield headline(step)
     yield from continuation_lines(step)
+    yield from branches_lines(step)
     yield from problems(step)
     for position, choice in enumerate(step["choices"]):
         if len(step["choices"]) > 1:

@@ -23,7 +23,7 @@ from proxy.rollouts.steps import read_steps
 from proxy.trajectory.codec import decode
 from proxy.trajectory.conversations import replies_of
 from proxy.trajectory.images import IMAGES
-from proxy.trajectory.step import INHERITED, Sampled, Step, Timing
+from proxy.trajectory.step import BRANCHED_FROM, INHERITED, Sampled, Step, Timing
 from proxy.trajectory.tape import Tape
 from proxy.trajectory.thread_rules import PRESETS
 from proxy.upstream.concurrency import off_loop
@@ -197,4 +197,4 @@ def as_recorded(plan: Plan, recorded: Recorded, *, as_ids: bool) -> Plan:
         facts = step.extra.get("continuation") or {}
         plan = with_continuation(plan, prompt_of(step.prompts[0][:], None), facts)
     source = {**sampled._asdict(), "ids": plan.prompt is not None}
-    return replace(plan, extra={**plan.extra, "branched_from": source})
+    return replace(plan, extra={**plan.extra, BRANCHED_FROM: source})

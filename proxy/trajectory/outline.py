@@ -18,7 +18,7 @@ from proxy.trajectory.conversations import Digests, replies_of, role_of
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step, answers_of, messages_of
+from proxy.trajectory.step import BRANCHED_FROM, DEFAULT_POLICY, Choice, Step, answers_of, messages_of
 from proxy.trajectory.threads import Threads, find_threads
 from proxy.trajectory.tree import Key, Node, Tree, earlier_attempts, grow
 
@@ -219,8 +219,15 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "exact": step.exact,
         "problems": list(step.problems),
         **({} if continuation is None else {"continuation": continuation}),
-        **({} if (inherited := step.inherited) is None else {"inherited": inherited._asdict()}),
+        **_played(step),
     }
+
+
+def _played(step: Step) -> dict[str, Any]:
+    """Return which step an inherited one was sampled as, or the call of which step a live one repeats."""
+    if (inherited := step.inherited) is not None:
+        return {"inherited": inherited._asdict()}
+    return {BRANCHED_FROM: step.extra[BRANCHED_FROM]} if BRANCHED_FROM in step.extra else {}
 
 
 def _continuation(step: Step, reasons: Mapping[Any, str]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ DEFAULT_POLICY: Final = "default"
 EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position for which experts were requested
 RESUMED: Final = "resumed"  # in `extra`: how many times the call was resumed
 INHERITED: Final = "inherited"  # in `extra`: the step that was sampled, of one that a playback answered from its tape
+BRANCHED_FROM: Final = "branched_from"  # in `extra`: the step whose call a live step of a playback repeats
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect

@@ -461,6 +461,20 @@ async def test_each_step_shows_its_continuation(read):
     assert "continued: 7 ids kept, 2 ids rendered\n" in alone
 
 
+def test_a_live_step_names_the_step_with_its_call():
+    """Its prompt ids are those, or rendered again. An inherited step names none."""
+    of = {"rollout_id": "r\x1b0", "step_id": "S4", "ids": True}
+    extra, rendered = {"branched_from": of}, {"branched_from": {**of, "ids": False}}
+
+    assert "repeats the call of step S4 of r\\x1b0, with its prompt ids" in texts(
+        step_lines(step(extra=extra), StepView())
+    )
+    assert "repeats the call of step S4 of r\\x1b0, rendered again" in texts(
+        step_lines(step(extra=rendered), StepView())
+    )
+    assert "repeats" not in "".join(texts(step_lines(step(extra=extra, inherited=of), StepView())))
+
+
 async def test_a_step_lists_its_branches_with_their_rewards(read):
     """Those before it and those after it, up to eight each."""
     rollout, tree, steps = await read("demo")

@@ -97,13 +97,15 @@ def test_a_node_shows_how_its_step_was_continued_or_why_it_was_not():
 
 
 def test_an_inherited_step_names_the_step_that_was_sampled():
-    """So does a failed one; a live step has no such field."""
+    """So does a failed one; a live step has no such field, but names the step with its call."""
+    repeated = {"branched_from": {"rollout_id": "r0", "step_id": "b", "ids": True}}
     inherited = {"inherited": {"rollout_id": "r0", "step_id": "a"}}
-    steps = [make_step("a", [1], [2], extra=inherited), make_step("b", [1, 2, 3], [4])]
+    steps = [make_step("a", [1], [2], extra=inherited | repeated), make_step("b", [1, 2, 3], [4], extra=repeated)]
     drawn = outline([*steps, make_step("x", [], status="error", extra=inherited)], FACTS)
 
     assert [inherited["inherited"], None] == [node.get("inherited") for node in drawn["nodes"]]
     assert "inherited" not in drawn["nodes"][1]
+    assert [None, repeated["branched_from"]] == [node.get("branched_from") for node in drawn["nodes"]]
     assert [inherited["inherited"]] == [step["inherited"] for step in drawn["unplaced"]]
     assert 1 == sum(drawn["logprobs"]["counts"])  # without its tokens
 

@@ -5,7 +5,7 @@ import { count, decimal, hash, line } from "./format.js";
 import { html } from "./html.js";
 
 const MAX_SHOWN = 100; // branches of a step
-const MAX_NAMED = 8; // playbacks of a rollout
+const MAX_NAMED = 6; // groups and rollouts that play a rollout back
 
 /** Read the tree of a rollout, with the rollouts that play it back. */
 export async function readTree(rolloutId) {
@@ -34,11 +34,17 @@ const stepLink = (rolloutId, stepId) => html`
 export const Sampled = ({ rolloutId, stepId }) => html`
   step ${stepLink(rolloutId, stepId)} of rollout <a href=${hash("rollout", rolloutId)}>${line(rolloutId, 60)}</a>`;
 
-/** Show the mark of an inherited step on the time line, a link to the step that was sampled. */
-export const InheritedMark = ({ of: { rollout_id: id, step_id: stepId } }) => html`
+/** Show a mark that is a link to a step of a source. */
+const sourceMark = ({ rollout_id: id, step_id: stepId }, text, about) => html`
   <a class="inherited" href=${hash("rollout", id, "step", stepId)} tabindex="-1"
-    title=${`inherited: sampled as step ${line(stepId)} of rollout ${line(id)}`}
-    onclick=${(event) => event.stopPropagation()}>▷ inherited</a>`;
+    title=${`${about} step ${line(stepId)} of rollout ${line(id)}`} onclick=${(event) => event.stopPropagation()}>${text}</a>`;
+
+/** Show the mark of an inherited step, a link to the step that was sampled. */
+export const InheritedMark = ({ of }) => sourceMark(of, "▷ inherited", "inherited: sampled as");
+
+/** Show the mark of a live step that repeats the call of a recorded one, a link to that step. */
+export const RepeatedMark = ({ of }) =>
+  sourceMark(of, "⋔ branch", of.ids ? "sent with the prompt ids of" : "rendered again, with the messages of");
 
 /** Show that a rollout is a playback, before its name in a list. */
 export const PlayedMark = ({ of }) => html`
@@ -65,10 +71,12 @@ export function Played({ of: playback }) {
     ${mismatches > 0 && html`, <span class="flagged">${count(mismatches)} refused</span>`}`;
 }
 
-/** Show the rollouts that play a rollout back. */
+/** Show how many rollouts play a rollout back, and their groups; those without a group by themselves. */
 export function Playbacks({ of }) {
-  const links = of.slice(0, MAX_NAMED).map(({ rollout_id: id }) => html`<a href=${hash("rollout", id)}>${line(id, 40)}</a> `);
-  return html`${links}${of.length > MAX_NAMED && `and ${count(of.length - MAX_NAMED)} more`}`;
+  const kinds = of.map(({ group_id: group, rollout_id: id }) => (group === null ? ["rollout", id] : ["group", group]));
+  const named = [...new Map(kinds.map((kind) => [hash(...kind), kind[1]]))];
+  const links = named.slice(0, MAX_NAMED).map(([where, name]) => html` <a href=${where}>${line(name, 40)}</a>`);
+  return html`${count(of.length)}: ${links}${named.length > MAX_NAMED && ` and ${count(named.length - MAX_NAMED)} more`}`;
 }
 
 /** Show how the first refused call of a playback differs from the nearest step of its tape. */

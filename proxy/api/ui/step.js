@@ -120,11 +120,13 @@ function factsOf(step) {
   const prompted = (step.prompts ?? [step.prompt_ids ?? []]).reduce((sum, ids) => sum + ids.length, 0);
   const flagged = (words) => html`<span class="flagged">${words}</span>`;
   const problems = () => flagged(`⚑ ${line(fidelity.why.join(" ") || fidelity.problems.join(", "), 600)}`);
-  const origin = () => html`<${Sampled} rolloutId=${step.inherited.rollout_id} stepId=${step.inherited.step_id} />`;
+  const stepOf = (of) => html`<${Sampled} rolloutId=${of.rollout_id} stepId=${of.step_id} />`;
+  const repeated = !step.inherited && step.extra.branched_from;
   return [
     ["Status", html`<${Status} of=${step.status} />${step.reason && ` ${line(step.reason, 200)}`}`],
     ["Fidelity", fidelity.exact ? html`<span class="exact">exact ✓</span>` : problems()],
-    ...(step.inherited ? [["Inherited from", origin()]] : []),
+    ...(step.inherited ? [["Inherited from", stepOf(step.inherited)]] : []),
+    ...(repeated ? [["Branches from", stepOf(repeated)]] : []),
     ["Delivered", step.delivered ? "yes" : flagged("no")],
     ...(step.late ? [["Late", flagged("the call ended after the rollout finished")]] : []),
     ["Tokens", `${count(prompted)} prompt tokens, ${count(sampled)} completion tokens`],

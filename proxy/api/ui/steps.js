@@ -3,7 +3,7 @@
 import { count, decimal, duration, hash, line, versionOf } from "./format.js";
 import { html, useMemo } from "./html.js";
 import { Status } from "./parts.js";
-import { BranchesMark, InheritedMark } from "./playback.js";
+import { BranchesMark, InheritedMark, RepeatedMark } from "./playback.js";
 import { speed } from "./plots.js";
 import { Table } from "./table.js";
 import { continuationText, position, range } from "./tree.js";
@@ -104,6 +104,7 @@ function marks(row) {
     row.status !== "error" && row.exact && mark("exact", "exact", "✓"),
     row.status !== "error" && !row.exact && mark("flagged", row.problems.join(", "), `⚑ ${line(row.problems[0] ?? "", 30)}`),
     row.inherited && html`<${InheritedMark} of=${row.inherited} />`,
+    row.branched_from && html`<${RepeatedMark} of=${row.branched_from} />`,
     row.playbacks.length > 0 && html`<${BranchesMark} branches=${row.playbacks} />`,
     row.continuation && !isNamedByDrift && continuationMark(row.continuation),
     row.drift.length > 0 && mark("driftmark", row.drift.map(driftTitle).join(", "), `◆ ${line(row.drift[0].kind, 20)}`),

@@ -128,6 +128,7 @@ function token(row, texts, at, isCurrent) {
   if (!isText) classes.push("noid");
   if (isCurrent) classes.push("current");
   return html`<span key=${at} id=${`t-${at}`} class=${classes.join(" ")} data-i=${at} role="option"
+    aria-label=${isText && text.trim() === "" ? "space" : null}
     aria-selected=${String(isCurrent)}>${isText ? shown(text) : row.ids[at]}</span>`;
 }
 

@@ -1,45 +1,60 @@
 """What the API shows of playbacks: their source, how many calls were answered, and which steps are inherited."""
 
-from dataclasses import replace
+import pytest
 
-from msgspec import structs
-from tests.support.stored import stored_steps
-
-from proxy.rollouts.recorder import entry_of
-from proxy.rollouts.rollout import write_fields
-from proxy.trajectory.codec import encode
-
-TAPE = {"of": "r1", "before": "s3", "on_mismatch": "branch", "answerable": 2, "unanswerable": 1}
-FIRST = {"step_id": "s3", "path": "messages[1].content", "value": "b", "recorded": "a"}
+OTHER = {"model": "policy", "messages": [{"role": "user", "content": "another turn"}], "seed": 1}
 
 
-async def play(proxy, store) -> dict[str, str]:
-    """Store a playback `p1` of the rollout `r1`, with an inherited step and a live one; return where the first was sampled."""
-    await proxy.turns("r1", 1)
-    (step,) = await stored_steps(store, "r1")
-    playback = {"of": "r1", "incarnation": "x", "end": 3, "answerable": 2, "before": "s3", "on_mismatch": "branch"}
-    fields = {"playback": playback, "has_branched": True, "mismatch": {"count": 2, "first": FIRST}}
-    opened = await store.open("p1", write_fields(fields), now_ms=1)
-    origin = {"rollout_id": "r1", "step_id": step.step_id}
-    inherited = replace(step, rollout_id="p1", extra={"inherited": origin})
-    entry = entry_of(inherited, opened.incarnation, encode(inherited))
-    counts = {"steps": 1, "exact": 1, "inherited": 1, "inherited_tokens": 16}
-    await store.append(structs.replace(entry, counts=counts), now_ms=1)
-    await proxy.chat("p1")
-    return origin
+@pytest.fixture
+async def played(proxy):
+    """Play `r1` back as `p1`, with a call that is refused, an inherited step and a live one; return the steps of `r1`."""
+    steps = await proxy.turns("r1", 2)
+    await proxy.open("p1", playback={"of": "r1", "before": steps[1], "ignore": ["a *"]})
+    assert 422 == (await proxy.post("/rollouts/p1/v1/chat/completions", OTHER)).status
+    assert steps[0] == (await proxy.turns("p1", 2))[0]
+    return steps
 
 
-async def test_a_playback_has_its_source_and_its_counts(proxy, store):
+async def test_a_playback_has_its_source_and_its_counts(proxy, played):
     """In its own response, in the list and in its tree."""
-    await play(proxy, store)
     shown = (await proxy.get("/rollouts/p1")).json
-    progress = {"answered": 1, "live": 1, "branched": True, "mismatches": 2, "first_mismatch": FIRST}
+    first = {"step_id": played[0], "path": "messages[0].content", "value": "another turn", "recorded": "turn 0"}
+    tape = {
+        "of": "r1",
+        "before": played[1],
+        "on_mismatch": "branch",
+        "ignore": ["a *"],
+        "answerable": 1,
+        "unanswerable": 0,
+    }
+    progress = {"answered": 1, "live": 1, "branched": True, "mismatches": 1, "first_mismatch": first}
+    sampled = sum(len(choice["ids"]) for choice in (await proxy.steps("p1"))[0]["choices"])
 
-    assert {**TAPE, **progress} == shown["playback"]
-    assert (2, 1, 16) == tuple(shown["counts"][name] for name in ("steps", "inherited", "inherited_tokens"))
+    assert {**tape, **progress} == shown["playback"]
+    assert (2, 1, sampled) == tuple(shown["counts"][name] for name in ("steps", "inherited", "inherited_tokens"))
     listed = (await proxy.get("/rollouts")).json["rollouts"]
     assert {"p1": shown["playback"], "r1": None} == {row["rollout_id"]: row.get("playback") for row in listed}
     assert shown["playback"] == (await proxy.get("/rollouts/p1/tree")).json["playback"]
+
+
+async def test_a_member_of_a_group_has_its_source_and_its_counts(proxy, played):
+    (member,) = await proxy.open_group("g", rollout={"playback": {"of": "r1", "through": played[0]}})
+    await proxy.turns(member, 1)
+    (shown,) = (await proxy.get("/groups/g")).json["rollouts"]
+
+    assert shown["playback"] == (await proxy.get(f"/rollouts/{member}")).json["playback"]
+    assert (played[0], 1, 0) == tuple(shown["playback"][name] for name in ("through", "answered", "live"))
+
+
+async def test_the_opening_has_what_does_not_change(proxy, played):
+    """So a retry gets the same response."""
+    opening = {"rollout_id": "p2", "playback": {"of": "r1"}}
+    opened = (await proxy.post("/rollouts", opening)).json
+    await proxy.turns("p2", 1)
+    assert 422 == (await proxy.post("/rollouts/p2/v1/chat/completions", OTHER)).status
+
+    assert {"of": "r1", "on_mismatch": "refuse", "answerable": 2, "unanswerable": 0} == opened["playback"]
+    assert opened == (await proxy.post("/rollouts", opening)).json
 
 
 async def test_other_rollouts_have_no_fields_of_playbacks(proxy):
@@ -51,10 +66,13 @@ async def test_other_rollouts_have_no_fields_of_playbacks(proxy):
     assert "inherited" not in shown["counts"]
 
 
-async def test_an_inherited_step_names_where_it_was_sampled(proxy, store):
-    """In the tree and in its own response; a live step has no such field."""
-    origin = await play(proxy, store)
-    nodes = (await proxy.get("/rollouts/p1/tree")).json["nodes"]
-
-    assert [origin, None] == [node.get("inherited") for node in nodes]
-    assert [origin, None] == [step.get("inherited") for step in await proxy.steps("p1")]
+async def test_an_inherited_step_names_where_it_was_sampled(proxy, played):
+    """In the tree and in its own response, also in a playback of a playback; a live step has no such field."""
+    origin = {"rollout_id": "r1", "step_id": played[0]}
+    await proxy.open("p2", playback={"of": "p1"})
+    await proxy.turns("p2", 2)
+    live = {"rollout_id": "p1", "step_id": (await proxy.steps("p1"))[1]["step_id"]}
+    for rollout, expected in (("p1", [origin, None]), ("p2", [origin, live])):
+        nodes = (await proxy.get(f"/rollouts/{rollout}/tree")).json["nodes"]
+        assert expected == [node.get("inherited") for node in nodes]
+        assert expected == [step.get("inherited") for step in await proxy.steps(rollout)]

@@ -10,6 +10,7 @@ from playwright.async_api import expect
 MAX_BYTES = 200_000
 PHONE = {"width": 360, "height": 740}
 LOW = {"width": 1280, "height": 400}
+SMALL = {"width": 1280, "height": 560}
 DESK = {"width": 1280, "height": 800}
 TALL = {"width": 1280, "height": 1100}
 
@@ -123,6 +124,24 @@ async def test_pictures_of_members(contents, open_page, take):
     await page.get_by_role("button", name="Compare replies").click()
     await expect(page.locator(".compared .parting")).to_be_visible()
     await take(page, "members")
+
+
+async def test_pictures_of_branches(empty, open_page, take):
+    """A rollout with branches before two of its steps, and the step with four of them."""
+    await empty.rollout("source", 5, reward=1.0)
+    steps = [step["step_id"] for step in (await empty.control("GET", "/rollouts/source/steps"))["steps"]]
+    for before, rewards in ((1, (1, 0, 0, 0)), (3, (1, 1, 0, 1))):
+        terms = {"before": steps[before], "count": len(rewards), "group_id": f"before-{before}"}
+        opened = await empty.control("POST", "/rollouts/source/branches", terms)
+        for member, reward in zip(opened["rollouts"], rewards, strict=True):
+            await empty.turns(member["base_url"], 5)
+            await empty.finish(member["rollout_id"], reward)
+    page = await open_page(f"{empty.url}/ui#/rollout/source", viewport=SMALL)
+    await expect(page.locator(".branchmark")).to_have_count(2)
+    await take(page, "branches")
+    page = await open_page(f"{empty.url}/ui#/rollout/{member['rollout_id']}", viewport=SMALL, scheme="dark")
+    await expect(page.locator("a.inherited")).to_have_count(4)
+    await take(page, "playback-dark")
 
 
 async def test_pictures_of_plots(contents, open_page, take):

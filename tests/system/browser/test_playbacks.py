@@ -1,75 +1,108 @@
 """Playbacks: marks of inherited steps, what a rollout plays back, and the branches at a step with their rewards."""
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import expect
-from tests.support.branched import STEPS, branch, mark, record, replay
+from tests.support.branched import STEPS, branch, mark, record
+from tests.support.page_contents import ALERT, HOSTILE_ID
 from tests.system.browser.conftest import start_contents
 from tests.system.browser.test_access import violations
+from tests.system.browser.test_safety import HIDDEN, created_elements
 from tests.system.browser.test_scale import FITS, PHONE
 
-FIRST = {"step_id": "s1", "path": "messages[2].content", "value": "<b>now</b>\u202e", "recorded": "then"}
+HOSTILE_TEXT = "<b>now</b>\u202e"
+
+
+@dataclass
+class Played:
+    """A proxy with a rollout `a/b`, three rollouts that branch before its third step, and a refused playback of all of it."""
+
+    url: str
+    steps: list[str]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def played(server):
-    """A proxy with a rollout `a/b`, three rollouts that branch from it, and a playback of all of it."""
     async with AsyncExitStack() as stack:
         made = await start_contents(stack, server, "ui-played")
-        source = await record(made.store, "a/b", *STEPS, reward=0.5)
-        await branch(made.store, source, "s2", "b0", "x0", "x1", reward=1.0, status="completed", group_id="g")
-        await branch(made.store, source, "s2", "b1", "y0", reward=0.0, status="failed", group_id="g")
-        await branch(made.store, source, "s2", "b2", reached=False)
-        await replay(made.store, source, "p", mismatch={"count": 2, "first": FIRST})
-        await mark(made.store, source, rollouts=("b0", "b1", "b2", "p"))
-        yield made
+        await made.rollout("a/b", 4, reward=0.5)
+        steps = [step["step_id"] for step in (await made.control("GET", "/rollouts/a%2Fb/steps"))["steps"]]
+        terms, group = {"of": "a/b", "before": steps[2]}, {"group_id": "g"}
+        for name, turns, status, reward in (("b0", 4, "completed", 1), ("b1", 3, "failed", 0), ("b2", 1, None, None)):
+            opened = await made.control("POST", "/rollouts", {"rollout_id": name, "playback": terms, **group})
+            await made.turns(opened["base_url"], turns)
+            if status is not None:
+                await made.control("POST", f"/rollouts/{name}/finish", {"status": status, "reward": reward})
+        opened = await made.control("POST", "/rollouts", {"rollout_id": "p", "playback": {"of": "a/b"}})
+        body = {"model": "policy", "messages": [{"role": "system", "content": HOSTILE_TEXT}], "max_tokens": 60}
+        for _ in range(2):
+            async with made.http.post(f"{opened['base_url']}/chat/completions", json=body) as response:
+                assert 422 == response.status
+        yield Played(made.url, steps)
 
 
 async def test_inherited_steps_are_marked_on_the_time_line_and_link_to_their_source(played, open_page):
-    """A live step has no mark."""
+    """The branch step links to the step that it repeats; other live steps have no mark."""
     page = await open_page(f"{played.url}/ui#/rollout/b0")
     rows = page.locator(".row.g-steps:not(.head)")
     await expect(rows).to_have_count(4)
-    marks = [await row.locator("a.inherited").count() for row in await rows.all()]
+    marks = [await row.locator("a.inherited").all_inner_texts() for row in await rows.all()]
     lines = [await row.locator(".timeline.inherited").count() for row in await rows.all()]
     labels = [await row.locator(".timeline").get_attribute("aria-label") for row in await rows.all()]
+    titles = [await mark.get_attribute("title") for mark in await page.locator("a.inherited").all()]
 
-    assert [1, 1, 0, 0] == marks == lines == [label.endswith(", inherited") for label in labels]
-    assert "inherited: sampled as step s0 of rollout a/b" == await rows.first.locator("a.inherited").get_attribute(
-        "title"
-    )
+    assert [["▷ inherited"], ["▷ inherited"], ["⋔ branch"], []] == marks
+    assert [1, 1, 0, 0] == lines == [label.endswith(", inherited") for label in labels]
+    sampled = [f"inherited: sampled as step {step} of rollout a/b" for step in played.steps[:2]]
+    assert [*sampled, f"sent with the prompt ids of step {played.steps[2]} of rollout a/b"] == titles
     await rows.nth(1).locator("a.inherited").click()
-    await expect(page.locator("h1")).to_have_text("Step s1")
+    await expect(page.locator("h1")).to_have_text(f"Step {played.steps[1]}")
     await expect(page.locator(".path")).to_contain_text("a/b")
+
+
+def fact(page, name: str):
+    """Return the value of a fact at the top of a view."""
+    return page.locator(".facts div", has=page.get_by_text(name, exact=True)).locator("dd")
 
 
 async def test_an_inherited_step_names_its_source_and_is_not_trained_here(played, open_page):
     """Its tokens are marked as sampled in another row, and it has no speed."""
-    page = await open_page(f"{played.url}/ui#/rollout/b0/step/s1")
-    fact = page.locator(".facts div", has_text="Inherited from").locator("dd")
-    await expect(fact).to_have_text("step s1 of rollout a/b")
-    assert ["#/rollout/a%2Fb/step/s1", "#/rollout/a%2Fb"] == [
-        await link.get_attribute("href") for link in await fact.locator("a").all()
-    ]
-    await expect(page.locator(".tokens .k-context")).to_have_count(1)
-    await expect(page.locator(".facts div", has_text="Speed").locator("dd")).to_have_text("\N{EN DASH}")
-    await page.goto(f"{played.url}/ui#/rollout/a%2Fb/step/s1")
-    await expect(page.locator(".tokens .k-sampled")).to_have_count(1)
-    await expect(page.locator(".facts div", has_text="Inherited from")).to_have_count(0)
+    step = played.steps[1]
+    page = await open_page(f"{played.url}/ui#/rollout/b0/step/{step}")
+    await expect(fact(page, "Inherited from")).to_have_text(f"step {step} of rollout a/b")
+    links = await fact(page, "Inherited from").locator("a").all()
+    assert [f"#/rollout/a%2Fb/step/{step}", "#/rollout/a%2Fb"] == [await link.get_attribute("href") for link in links]
+    await expect(page.locator(".tokens .k-context").first).to_be_visible()
+    await expect(page.locator(".tokens .k-sampled")).to_have_count(0)
+    await expect(fact(page, "Speed")).to_have_text("\N{EN DASH}")
+    await page.goto(f"{played.url}/ui#/rollout/a%2Fb/step/{step}")
+    await expect(page.locator(".tokens .k-sampled").first).to_be_visible()
+    await expect(fact(page, "Inherited from")).to_have_count(0)
 
 
 async def test_a_playback_shows_its_source_and_its_first_mismatch(played, open_page):
     page = await open_page(f"{played.url}/ui#/rollout/b0")
-    fact = page.locator(".facts div", has_text="Playback").locator("dd")
-    await expect(fact).to_have_text("of a/b, before step s2: 2 answered, 2 live")
-    await expect(page.locator(".facts div", has_text="Steps").locator("dd").first).to_have_text("4, 2 inherited")
+    await expect(fact(page, "Playback")).to_have_text(f"of a/b, before step {played.steps[2]}: 2 answered, 2 live")
+    await expect(fact(page, "Steps")).to_have_text("4, 2 inherited")
+    await expect(page.locator(".row.g-steps:not(.head)")).to_have_count(4)
     await expect(page.locator(".fork")).to_have_count(0)
     await page.goto(f"{played.url}/ui#/rollout/p")
-    await expect(fact).to_have_text("of a/b: 0 answered, 0 live, 2 refused")
-    await expect(page.locator(".fork")).to_contain_text("2 refused: the first call differs from step s1 at")
-    await expect(page.locator(".fork code")).to_have_text(["messages[2].content", "then", "<b>now</b>⟨U+202E⟩"])
+    await expect(fact(page, "Playback")).to_have_text("of a/b: 0 answered, 0 live, 2 refused")
+    await expect(page.locator(".fork")).to_contain_text(
+        f"2 refused: the first call differs from step {played.steps[0]} at"
+    )
+    shown = ["messages[0].content", "You reckon, and answer in a sentence.", "<b>now</b>⟨U+202E⟩"]
+    await expect(page.locator(".fork code")).to_have_text(shown)
+
+
+async def test_a_row_names_the_last_step_that_it_inherited(played, open_page):
+    page = await open_page(f"{played.url}/ui#/rollout/b0/sequences")
+    shown = page.locator(".sequences p", has_text="are inherited")
+    await expect(shown).to_contain_text(f"tokens are inherited, the last of step {played.steps[1]} of rollout a/b")
 
 
 async def test_lists_mark_playbacks(played, open_page):
@@ -82,7 +115,7 @@ async def test_lists_mark_playbacks(played, open_page):
         "#/rollout/a%2Fb": None,
         "#/rollout/b0": "playback of a/b: 2 answered, 2 live",
         "#/rollout/b1": "playback of a/b: 2 answered, 1 live",
-        "#/rollout/b2": "playback of a/b: 2 answered, 0 live",
+        "#/rollout/b2": "playback of a/b: 1 answered, 0 live",
         "#/rollout/p": "playback of a/b: 0 answered, 0 live",
     } == dict(await rows.evaluate_all(titles))
 
@@ -94,7 +127,8 @@ async def test_a_step_lists_its_branches_with_their_rewards(played, open_page):
     await expect(branched).to_have_text(["⋔ 3 · 0.5"])
     text = "3 branches: mean reward 0.5, standard deviation 0.5 of 2"
     assert text == await branched.get_attribute("title")
-    await expect(page.locator(".facts div", has_text="Playbacks").locator("a")).to_have_text(["b0", "b1", "b2", "p"])
+    await expect(fact(page, "Playbacks").locator("a")).to_have_text(["g", "p"])
+    await expect(fact(page, "Playbacks")).to_have_text("4: g p")
     await page.locator(".row.g-steps", has=branched).locator("a").click()
     await expect(page.locator(".branches p")).to_have_text(text)
     await expect(page.locator(".branches li")).to_have_text(
@@ -104,22 +138,35 @@ async def test_a_step_lists_its_branches_with_their_rewards(played, open_page):
     await expect(page.locator("h1")).to_have_text("b0")
 
 
-VIEWS = [
-    "#/rollouts",
-    "#/rollout/b0",
-    "#/rollout/p",
-    "#/rollout/a%2Fb",
-    "#/rollout/b0/step/s1",
-    "#/rollout/a%2Fb/step/s2",
-]
+async def test_hostile_names_of_playbacks_are_text_in_every_view(empty, open_page):
+    """The source, its branch, and the first mismatch."""
+    source = await record(empty.store, HOSTILE_ID, *STEPS)
+    hostile = f"{HOSTILE_ID}~1"
+    first = {"step_id": "s1", "path": ALERT, "value": ALERT, "recorded": ALERT}
+    await branch(empty.store, source, "s2", hostile, "x0", reward=1.0, mismatch={"count": 1, "first": first})
+    await mark(empty.store, source, rollouts=(hostile,))
+    of, played = (quote(name, safe="") for name in (HOSTILE_ID, hostile))
+    for where, text in (
+        ("", None),
+        (f"#/rollout/{played}", ALERT),
+        (f"#/rollout/{of}", None),
+        (f"#/rollout/{of}/step/s2", "1 branch"),
+        (f"#/rollout/{played}/step/s0", "Inherited from"),
+    ):
+        page = await open_page(f"{empty.url}/ui{where}")
+        await page.locator(".inherited, .branchmark, .branches, .tokens .k-context").first.wait_for()
+        assert [0, 1, 0] == await created_elements(page)
+        assert await page.evaluate(f"!{HIDDEN}.test(document.body.textContent)")
+        await expect(page.locator("main")).to_contain_text(text or "gnp.exe")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("where", VIEWS)
-async def test_views_of_playbacks_are_accessible_and_fit_a_phone(played, open_page, where, scheme):
-    page = await open_page(f"{played.url}/ui{where}", scheme=scheme)
-    await page.locator("a.inherited, .inherited, .fork, .branchmark, .branches li, .tokens .k-context").first.wait_for()
-
-    assert [] == await violations(page)
-    await page.set_viewport_size(PHONE)
-    assert await page.evaluate(FITS)
+async def test_views_of_playbacks_are_accessible_and_fit_a_phone(played, open_page, scheme):
+    views = ("#/rollouts", "#/rollout/b0", "#/rollout/p", "#/rollout/a%2Fb")
+    steps = (f"#/rollout/b0/step/{played.steps[1]}", f"#/rollout/a%2Fb/step/{played.steps[2]}")
+    for where in (*views, *steps):
+        for viewport in (None, PHONE):
+            page = await open_page(f"{played.url}/ui{where}", scheme=scheme, viewport=viewport)
+            await page.locator(".inherited, .fork, .branchmark, .branches li, .tokens .k-context").first.wait_for()
+            assert [] == await violations(page)
+            assert await page.evaluate(FITS)
