@@ -42,11 +42,11 @@ def log_softmax(logits: Table) -> Table:
 class Policy:
     """The current weights and the random generator. All tokens of a turn are sampled with the same weights."""
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, context: int = -1) -> None:
         size = len(VOCABULARY)
         self.logprobs = log_softmax(np.zeros((size, size), dtype=np.float32))
         self._random = np.random.default_rng(seed)
-        self._lock = Lock()
+        self._lock, self._context = Lock(), context  # the place in a prompt of the token that its turn is sampled after
 
     def load(self, raw: bytes) -> None:
         """Replace the logits (float32, row by row) for all later calls."""
@@ -71,7 +71,7 @@ class Policy:
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a chat completion with vLLM 0.32's fields. The chat template is each message and the end of its turn."""
         prompt = [token for message in body["messages"] for token in [*encode(message["content"]), END]]
-        ids, logprobs, finish = self.sample(prompt[-1], body.get("max_tokens") or 16)
+        ids, logprobs, finish = self.sample(prompt[self._context], body.get("max_tokens") or 16)
         scored = [{"token": VOCABULARY[token], "logprob": value} for token, value in zip(ids, logprobs, strict=True)]
         choice = {
             "index": 0,
@@ -122,9 +122,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(host: str, port: int, seed: int | None = None) -> Iterator[str]:
+def serving(host: str, port: int, seed: int | None = None, context: int = -1) -> Iterator[str]:
     """Run the engine in a thread; yield its URL. Port 0 selects a free port."""
-    routes = type("Routes", (Handler,), {"policy": Policy(seed)})
+    routes = type("Routes", (Handler,), {"policy": Policy(seed, context)})
     with ThreadingHTTPServer((host, port), routes) as server:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()  # seconds between checks for a shutdown
         try:
