@@ -94,6 +94,7 @@ class Place:
     base: bytes = b""  # the digest before the tool results at the end
     results: int = 0  # the sum of the digests of these results, which is the same in any order
     calls: Mapping[str, int] = field(default_factory=dict)  # the places of the latest reply's calls by their ids
+    is_reply: bool = False
 
 
 START: Final = Place(None, 0, bytes(_SIZE), base=bytes(_SIZE))
@@ -122,7 +123,7 @@ def after(place: Place, message: Any, patterns: Sequence[Sequence[str]], name: b
         digest = _digest(place.digest, own, _content(message, patterns))
     else:
         digest = _digest(place.digest, b"", orjson.dumps(message))
-    return Place(place, length, digest, name, digest, 0, calls)
+    return Place(place, length, digest, name, digest, 0, calls, role == "assistant")
 
 
 def _content(message: Mapping[str, Any], patterns: Sequence[Sequence[str]]) -> bytes:
@@ -173,6 +174,7 @@ class Tape:
         self._by_id: dict[str, TapeStep] = {}
         self._by_chain: dict[bytes, Place] = {ROOT: START}
         self._by_digest: dict[bytes, Place] = {}
+        self._last_asked: dict[bytes, int] = {}  # the position of the latest step with these messages, by their digest
         self._known_fields: dict[bytes, bytes] = {}
         self.reader = BlockReader({})
         self.engine: EngineFacts | None = None  # of the first step
@@ -190,6 +192,7 @@ class Tape:
             if step.step_id:
                 self._by_key.setdefault(step.key, []).append(step)
                 self._by_id[step.step_id] = step
+                self._last_asked[step.place.digest] = step.position
         self.size = _BYTES_PER_BLOCK_BYTE * self.reader.size
         self.size += _BYTES_PER_PLACE * (len(self.steps) + len(self._by_digest))
 
@@ -222,9 +225,19 @@ class Tape:
         """Return the digests of the messages of a step with each of its replies."""
         return frozenset(after(step.place, reply, self._patterns).digest for reply in replies)
 
-    def restored(self, asked: Asked) -> list[Any]:
-        """Return the messages of a call, as the tape has those at the beginning that are equal but for what is ignored."""
-        for place in reversed(asked.places):
+    def inherited_length(self, asked: Asked, end: int) -> int:
+        """Return how many messages of a call are before its first live reply: to a call that the first `end` steps lack.
+
+        Such a reply may have the text of the source's. Its tokens and thoughts are still its own.
+        """
+        for place in asked.places:
+            if place.is_reply and place.before is not None and self._last_asked.get(place.before.digest, -1) >= end:
+                return place.length - 1
+        return len(asked.messages)
+
+    def restored(self, asked: Asked, length: int) -> list[Any]:
+        """Return the messages of a call, as the tape has those of the first `length` that are equal but for what is ignored."""
+        for place in reversed(asked.places[: length + 1]):
             if (known := self._by_digest.get(place.digest)) is not None:
                 ids = {at: call_id for call_id, at in known.calls.items()}
                 names = {call_id: ids[at] for call_id, at in place.calls.items() if at in ids}

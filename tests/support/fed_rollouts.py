@@ -230,7 +230,7 @@ def _tape(steps: list[Step]) -> None:
         tape.equal(asked.key, len(tape))
         tape.asked_as(asked.key)
         tape.step(step.step_id)
-        tape.restored(asked)
+        tape.restored(asked, tape.inherited_length(asked, 0))
         tape.replied(tape.steps[0], list(replies_of(step).values()))
         if (nearest := tape.nearest(asked, tape.steps)) is not None:
             difference(asked.messages, [*tape.messages(nearest[0]), {"role": "a"}], nearest[1])

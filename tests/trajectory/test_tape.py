@@ -129,7 +129,24 @@ def test_messages_that_are_equal_but_for_what_is_ignored_are_restored():
     asked = [{"role": "user", "content": "It is Tuesday.\nWeather?"}, called("q"), result("q", "1")]
     tape = tape_of(recorded([recorded_question, called("x")]), ignore=["It is *"])
     body = {"messages": asked}
-    assert tape.restored(tape.ask("chat", body, body)) == [recorded_question, called("x"), result("x", "1")]
+    call = tape.ask("chat", body, body)
+    assert tape.restored(call, 3) == [recorded_question, called("x"), result("x", "1")]
+    assert tape.restored(call, 1) == [recorded_question, *asked[1:]]
+    assert tape.restored(call, 0) == asked
+
+
+def test_messages_are_inherited_up_to_the_first_reply_to_a_call_that_the_tape_lacks():
+    said = {"role": "assistant", "content": "Rain."}
+    first, second = [QUESTION], [QUESTION, said, QUESTION]
+    tape = tape_of(recorded(first), recorded(second, step_id="s2"))
+
+    def length(messages, end):
+        return tape.inherited_length(tape.ask("chat", {}, {"messages": messages}), end)
+
+    third = [*second, {"role": "assistant", "content": "Snow."}, QUESTION]
+    assert [length(third, end) for end in range(3)] == [1, 3, 5]
+    assert [length(first, end) for end in range(3)] == [1, 1, 1]
+    assert length([said, *second], 0) == 4  # the source made no call before this reply
 
 
 def test_the_nearest_step_has_the_longest_common_beginning():

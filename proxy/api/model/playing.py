@@ -315,9 +315,14 @@ async def _refuse(call: Call, played: Played, playback: Playback, asked: Asked) 
 
 
 async def _recorded(tapes: Tapes, played: Played, playback: Playback, asked: Asked) -> Recorded:
-    """Return what the tape has of a live call: of several steps with its key the branch step, else the latest."""
-    same = played.tape.asked_as(asked.key)
-    step = next((step for step in same if step.step_id == playback.before), same[-1] if same else None)
+    """Return what the tape has of a live call: of several steps with its key the branch step, else the latest.
+
+    What follows a live reply is the playback's own, also if the source has the same texts.
+    """
+    same, length = played.tape.asked_as(asked.key), len(asked.messages)
+    step = next((step for step in same if step.step_id == playback.before), None)
+    if step is None and (length := played.tape.inherited_length(asked, playback.end)) == len(asked.messages):
+        step = same[-1] if same else None
     try:
         origin = None if step is None else await tapes.read(played, playback, step.step_id)
     except UnreadableRecord:
@@ -325,7 +330,7 @@ async def _recorded(tapes: Tapes, played: Played, playback: Playback, asked: Ask
     if not playback.ignore:
         return Recorded(origin, asked.messages, asked.messages)
     async with played.loaded.lock:
-        return Recorded(origin, asked.messages, played.tape.restored(asked))
+        return Recorded(origin, asked.messages, played.tape.restored(asked, length))
 
 
 async def respond(call: Call, stored: StoredAnswer, headers: Mapping[str, str]) -> web.StreamResponse | None:

@@ -123,15 +123,35 @@ async def test_branches_before_each_step_have_its_prompt_ids(recording, session,
             await agent.open(f"b{at}", of="r", before=branch.step_id, **presets_of(recording))
             seen = await agent.send(f"b{at}", recording["sessions"][1], until=422)
         steps = await stored_steps(store, f"b{at}")
-        sampled = {step.extra["branched_from"]["step_id"]: step for step in steps if not step.inherited}
+        live = [step for step in steps if not step.inherited]
+        origins = {step.extra["branched_from"]["step_id"]: step for step in live if "branched_from" in step.extra}
         inherited = {step.step_id for step in steps if step.inherited}
 
         assert {200} == {status for status, *_ in seen}, seen[-1]
         assert (await stored_rollout(store, f"b{at}")).has_branched
         assert {step.step_id for step in recorded[:at]} == inherited
-        assert {step.step_id for step in recorded[at:]} == sampled.keys()
-        assert all(prompts_of(step) == prompts_of(sampled[step.step_id]) for step in recorded[at:])
-        assert [[]] * len(steps) == [list(step.problems) for step in steps]
+        assert branch.step_id in origins
+        assert all(prompts_of(step) == prompts_of(origins.get(step.step_id, step)) for step in recorded)
+        assert [[]] * len(recorded) == [list(step.problems) for step in steps]
+
+
+async def test_what_follows_a_live_reply_continues_its_ids(recording, session, recorded, store):
+    """Though the texts are the source's, as with a policy that thinks something else: its ids are never sent then."""
+    options = Options(max_model_len=2**17, script=read_script(SCRIPT), noncanonical_rate=0.9, seed=7)
+    async with simulating("127.0.0.1:0", options) as other:
+        for at, branch in enumerate(recorded):
+            async with session(other, **APPEND) as agent:
+                await agent.open(f"b{at}", of="r", before=branch.step_id, **presets_of(recording))
+                seen = await agent.send(f"b{at}", recording["sessions"][1], until=422)
+                sources, rows = await agent.rows("r"), await agent.rows(f"b{at}")
+
+            assert {200} == {status for status, *_ in seen}, seen[-1]
+            assert len(sources) == len(rows)
+    assert ids_of(recorded).isdisjoint(ids_of((await stored_steps(store, "b0"))[:1]))
+
+
+def ids_of(steps):
+    return {tuple(choice.ids) for step in steps for choice in step.choices}
 
 
 def prompts_of(step):

@@ -77,16 +77,20 @@ async def test_branches_before_each_step_have_its_prompt_ids(agent, taped, store
         async with proxying(engine, store, **TERMS, **OFF) as served:
             await play(agent, served, http, environment, tmp_path / "session", f"b{at}", before=branch.step_id)
         rollout, steps = await stored_rollout(store, f"b{at}"), await stored_steps(store, f"b{at}")
-        live = {step.extra.get("branched_from", {}).get("step_id"): step for step in steps if not step.inherited}
+        live = [step for step in steps if not step.inherited]
+        origins = {step.extra["branched_from"]["step_id"]: step for step in live if "branched_from" in step.extra}
 
         assert rollout.mismatch is None
         assert rollout.has_branched
         assert {step.step_id for step in sources[:at]} == {step.step_id for step in steps if step.inherited}
-        assert {step.step_id for step in sources[at:]} == live.keys()
-        assert all(
-            list(map(list, step.prompts)) == list(map(list, live[step.step_id].prompts)) for step in sources[at:]
-        )
+        assert agent.calls == len(steps)
+        assert branch.step_id in origins
+        assert all(prompts_of(step) == prompts_of(origins.get(step.step_id, step)) for step in sources)
         assert Counter() == Counter(problem for step in steps for problem in step.problems)
+
+
+def prompts_of(step):
+    return [list(prompt) for prompt in step.prompts]
 
 
 async def test_the_recorded_sessions_are_of_the_version_that_runs(agent, environment):
