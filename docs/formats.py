@@ -23,7 +23,8 @@ missing or null field is unknown. A *batch* is an object of lists with one entry
 - `inherited` is for playbacks, which have tokens that another rollout sampled. `prompt`: a row begins with the prompt of its
   first live token. `masked`: with the rollout's first prompt, and inherited tokens have mask 0 and no logprob; rows of one turn
   are those of `prompt`. `trained`: as sampled. A row without a live token is skipped with the reason `inherited`. With `prompt`
-  or `masked`, the rows of a source and all its playbacks train each sampled token at most once, and each live one once.
+  or `masked`, the rows of a source and all its playbacks train each sampled token at most once, and each live one once. Exports
+  and claims of groups have no rows of members that failed: what the rollout in place of one repeats of it counts as live.
 - Steps of different [policies](policies.md) never join, nor, with `threads`, of different [threads](threads.md). Rows of
   `sequences` and `steps` name both (the policy unless it is `default`).
 """

@@ -32,6 +32,7 @@ from proxy.rollouts.group import (
     PolicyState,
     age_fields,
     find_group,
+    in_places,
     is_rewarded,
     lacks_reward,
     mark_finished,
@@ -163,7 +164,7 @@ class Finisher:
         if group is None or not group.is_open or not group.over_sample or group.size is None:
             return
         members, _ = await read_members(self.store, group, self.metrics)
-        rollouts = [rollout for rollout in members if rollout.rollout_id not in group.replaced]
+        rollouts = [rollout for rollout in in_places(group, members) if rollout.rollout_id not in group.replaced]
         if sum(map(is_rewarded, rollouts)) < group.size:
             return
         for rollout in rollouts:

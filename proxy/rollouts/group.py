@@ -119,13 +119,21 @@ class Group(Struct, frozen=True):
         latest = {name: self._latest(name) for name in self.members if name not in self.replaced.values()}
         return list(latest.values())
 
+    @property
+    def earlier(self) -> dict[str, frozenset[str]]:
+        """For each member that is in place of others, these others."""
+        found: dict[str, frozenset[str]] = {}
+        for first in self.replaced.keys() - self.replaced.values():
+            name, before = first, frozenset[str]()
+            while name in self.replaced:
+                before |= {name}
+                name = self.replaced[name]
+                found[name] = before
+        return found
+
     def attempts(self, name: str) -> int:
         """Return how often the place of this member was opened before it."""
-        before = {new: old for old, new in self.replaced.items()}
-        count = 0
-        while name in before:
-            name, count = before[name], count + 1
-        return count
+        return len(self.earlier.get(name, ()))
 
     def queued_ms(self, policy: str) -> int:
         """Return when the group was put into the queue of a policy."""
@@ -336,6 +344,14 @@ async def _stored_members(store: Store, group: Group) -> list[StoredEntity]:
     return found
 
 
+def in_places(group: Group, rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """Return rollouts of a group with the members that they replace."""
+    if not group.replaced:
+        return list(rollouts)
+    earlier, none = group.earlier, frozenset[str]()
+    return [structs.replace(rollout, replaces=earlier.get(rollout.rollout_id, none)) for rollout in rollouts]
+
+
 def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Rollout]]:
     """Return the group without the members that it does not need, and the rollouts of the others.
 
@@ -344,7 +360,7 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
     """
     unneeded = {old: f"it failed and was replaced by {new!r}" for old, new in group.replaced.items()}
     unneeded |= {rollout.rollout_id: _SURPLUS for rollout in rollouts if rollout.reason == SURPLUS}
-    kept = [rollout for rollout in rollouts if rollout.rollout_id not in unneeded]
+    kept = [rollout for rollout in in_places(group, rollouts) if rollout.rollout_id not in unneeded]
     rewarded = list(filter(is_rewarded, kept))
     if group.over_sample and len(rewarded) >= (group.size or 0):
         first = sorted(rewarded, key=lambda rollout: (rollout.finished_ms or 0, rollout.rollout_id))[: group.size]

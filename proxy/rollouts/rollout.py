@@ -159,6 +159,9 @@ class Rollout(Struct, frozen=True):
     has_branched: bool = False  # a playback has reached its branch step
     mismatch: Mismatch | None = None
     thread_advantages: Mapping[str, float] = {}  # estimated for an export, and not stored
+    replaces: frozenset[str] = (
+        frozenset()
+    )  # the members of its group that failed and in place of which it is; not stored
     counts: Mapping[str, int] = {}
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
     origin: Origin = Origin(0)  # its fields in the store when it was read
@@ -175,8 +178,8 @@ class Rollout(Struct, frozen=True):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether all of its steps are inherited: it has no tokens to train, and its reward is none of the policy."""
-        return 0 < self.counts.get("steps", 0) <= self.counts.get("inherited", 0)
+        """Whether all of its steps are inherited, not of what it replaces: its reward is none of the policy."""
+        return 0 < self.counts.get("steps", 0) <= self.counts.get("inherited", 0) and not self.replaces
 
     @property
     def quiet_s(self) -> float | None:
@@ -278,6 +281,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         created_ms=stored.created_ms,
         touched_ms=stored.touched_ms,
         thread_advantages={},
+        replaces=frozenset(),
         counts=stored.counts,
         has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),

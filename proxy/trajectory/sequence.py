@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from math import isfinite
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -37,6 +37,7 @@ from proxy.trajectory.tree import Node, Tree, grow, plant
 
 T = TypeVar("T")
 Role = Literal["proximal", "teacher"]
+Inherited = Literal["prompt", "masked", "trained"]
 _CUT: Final = frozenset({"length", "abort", "error"})
 
 
@@ -120,11 +121,16 @@ class Options:
     row_weight: Literal["full", "split"] = "full"  # each row has the rollout's whole reward and advantage, or a share
     # A row of a playback begins with the prompt of its first live token, or with the rollout's first prompt, and inherited
     # tokens are context. `trained`: they are trained as if they were live.
-    inherited: Literal["prompt", "masked", "trained"] = "prompt"
+    inherited: Inherited = "prompt"
+    own: frozenset[str] = frozenset()  # other rollouts without rows: what was inherited of them is as live
+
+    def is_live(self, step: Step) -> bool:
+        """Return whether no other rollout trains a step."""
+        return (of := step.inherited) is None or of.rollout_id in self.own
 
     def trains(self, step: Step) -> bool:
-        """Return whether a step may be trained in its rollout: its source trains an inherited one."""
-        return self.inherited == "trained" or step.inherited is None
+        """Return whether a step may be trained in its rollout."""
+        return self.inherited == "trained" or self.is_live(step)
 
 
 class SequenceSpan(Struct, frozen=True):
@@ -265,8 +271,8 @@ class Branch:
     """A path of the tree that becomes a row."""
 
     path: list[Node]
-    live: int = 0  # the index of the first node that may be trained: those before it are inherited
-    first: int = 0  # the index of the node with the row's first prompt
+    inherited: int = 0  # how many nodes at its beginning are inherited
+    mode: Inherited = "prompt"  # what the row has of them
     cut: bool = False  # `max_len` shortened the path
     owned: set[int] = field(default_factory=set)  # the positions of the nodes that are trained in this row
 
@@ -278,12 +284,17 @@ class Branch:
     @property
     def response_len(self) -> int:
         """The number of tokens from the first one that may be trained to the end."""
-        return self.end - self.path[self.live].start
+        return self.end - self.path[0 if self.mode == "trained" else self.inherited].start
+
+    @property
+    def shown(self) -> list[Node]:
+        """The nodes from the first prompt of the row on."""
+        return self.path[self.inherited :] if self.mode == "prompt" else self.path
 
     @property
     def point(self) -> BranchPoint | None:
         """Where it leaves what its rollout inherited; None if it does not begin with inherited steps."""
-        before = [*takewhile(lambda node: node.step.inherited is not None, self.path)]
+        before = self.path[: self.inherited]
         of = before[-1].step.inherited if before else None
         return None if of is None else BranchPoint(*of, sum(len(node.choice.ids) for node in before))
 
@@ -411,8 +422,8 @@ def _leaves(tree: Tree, options: Options) -> list[Node]:
 
 
 def _branch(path: list[Node], options: Options) -> Branch:
-    live = next(index for index, node in enumerate(path) if options.trains(node.step))
-    return Branch(path, live, live if options.inherited == "prompt" else 0)
+    live = (index for index, node in enumerate(path) if options.is_live(node.step))
+    return Branch(path, next(live, len(path)), options.inherited)
 
 
 def _wanted(leaves: list[Node], options: Options) -> list[Node]:
@@ -454,7 +465,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
     problems: dict[str, None] = {}
     masks: list[tuple[int, Mask]] = []
     starts = [(node, node.step.experts_start) for node in branch.path]
-    for node in branch.path[branch.first :]:
+    for node in branch.shown:
         owned = node.position in branch.owned
         spans += _spans(node, owned=owned)
         problems |= dict.fromkeys(_marks(node.step))
@@ -470,7 +481,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         ids=ids,
         trained=trained,
         logged=tuple(logged),
-        prompt_len=branch.path[branch.first].start,
+        prompt_len=branch.shown[0].start,
         spans=tuple(spans),
         finish_reason=leaf.choice.finish_reason,
         truncated=branch.cut or is_cut(leaf.step, leaf.choice),

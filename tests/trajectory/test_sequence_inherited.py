@@ -74,6 +74,26 @@ def test_the_origin_is_the_rollout_that_sampled_the_step_through_chains_of_playb
     ]
 
 
+def test_what_was_inherited_of_a_rollout_without_rows_is_as_live():
+    """The row begins with the prompt of its first token, and leaves what other rollouts train before it."""
+    first, second, third = branched()
+    second = inherit(replace(second, rollout_id="r2", extra={}), "r1")
+    for mode, start in (("prompt", 4), ("masked", 1), ("trained", 1)):
+        (row,) = rows_of([first, second, third], mode, own=frozenset({"r2"}))
+        (other,) = rows_of([first, second, third], mode)
+
+        assert (start, BranchPoint("r0", "a", 2), BranchPoint("r2", "b", 4)) == (
+            row.prompt_len, row.inherited, other.inherited
+        )  # fmt: skip
+        assert [int(mode == "trained")] * 2 + [0, 1, 1, 0, 1, 1] == row.mask[1:]
+        assert [] == [
+            entry for entry in skipped([first, second, third], mode, own=frozenset({"r2"})) if entry[0] != "a"
+        ]
+    (row,) = rows_of([first, second, third], own=frozenset({"r0", "r2"}))
+
+    assert (1, None, 6) == (row.prompt_len, row.inherited, sum(row.mask))
+
+
 @pytest.mark.parametrize("mode", ["prompt", "masked"])
 @pytest.mark.parametrize("branches", ["all", "one", "longest", "last"])
 def test_a_path_without_a_live_token_is_no_row(mode, branches):

@@ -80,6 +80,10 @@ class ExportQuery:
         """Whether each turn has its own advantage, of its discounted return."""
         return self.asked.advantage in (STEP, VINE) or self.asked.discount is not None
 
+    def options_of(self, rollout: Rollout) -> Options:
+        """Return the options for a rollout: it trains what it repeats of members that it replaces, which have no rows."""
+        return replace(self.options, own=rollout.replaces) if rollout.replaces else self.options
+
     async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> tuple[list[Step], list[dict[str, Any]]]:
         """Return the exported steps of a rollout, and skipped entries for the steps of other threads and policies.
 
@@ -114,13 +118,13 @@ class ExportQuery:
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = self.fill if decode is None else replace(self.fill, decode=decode)
         facts = facts_of(structs.replace(rollout, advantages=None) if self.asked.advantage == "none" else rollout)
-        weights = weights_of(steps)
+        weights, options = weights_of(steps), self.options_of(rollout)
         try:
-            plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))
+            plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, options, fill))
             if self.rescoring is not None and plan.trained:
-                scores = await self.rescoring.score(facts, steps, self.options)
+                scores = await self.rescoring.score(facts, steps, options)
                 scored = replace(fill, scores=scores)
-                plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, scored))
+                plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, options, scored))
         except Inexpressible as error:
             raise refusal(error) from None
         if others:

@@ -64,7 +64,7 @@ async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> Out
 
     def played() -> Outcome:
         facts = raw = facts_of(rollout)
-        found = episodes(steps, facts, query.options)
+        found = episodes(steps, facts, query.options_of(rollout))
         if query.penalty is not None:
             for each in found:
                 facts = each.penalized(facts, query.penalty)
@@ -102,7 +102,9 @@ async def _branched(context: Context, query: ExportQuery, rollout: Rollout, grou
     steps, _ = await query.read(context, rollout, whole=False)
     found = await read_values(context.store, rollout, context.metrics, any_version=query.asked.any_version)
     values = {value.index: value.mean for value in found if value.mean is not None}
-    (episode,) = await aside(weights_of(steps).packed, lambda: episodes(steps, facts_of(rollout), query.options))
+    (episode,) = await aside(
+        weights_of(steps).packed, lambda: episodes(steps, facts_of(rollout), query.options_of(rollout))
+    )
     indexes = {step.step_id: step.index or 0 for step in steps}
     turns = [indexes[step_id] for step_id in episode.trained]
     start = 0.0

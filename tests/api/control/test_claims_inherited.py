@@ -186,6 +186,69 @@ async def test_a_group_of_branches_trains_what_follows_the_branch_step(proxy):
     assert 7 == sum(len(row["step_ids"]) for row in exported["report"]["rows"])
 
 
+async def failed(proxy, member):
+    """Finish a rollout as failed; return the one in its place."""
+    return (await proxy.finish(member, status="failed")).json["replaced_by"]["rollout_id"]
+
+
+async def test_a_rollout_in_place_of_a_failed_one_trains_what_it_repeats_of_it(proxy):
+    """The failed one has no rows. Without its group, the rollout trains only what it sampled."""
+    await proxy.put("/policy", {"version": 3})
+    first, other = await proxy.open_group("g", 2, replace={"playback": True})
+    begun = await proxy.turns(first, 2)
+    await proxy.put("/policy", {"version": 5})
+    second = await failed(proxy, first)
+    steps = await proxy.turns(second, 3)
+    await proxy.finish(second, reward=1)
+    rest = await proxy.turns(other, 1)
+    await proxy.finish(other, reward=0)
+    claimed = await proxy.claim(format="trl", advantage="dr_grpo")
+    alone = (await proxy.get(f"/rollouts/{second}/export?report=true")).json["report"]
+    exported = (await proxy.get("/groups/g/export?report=true&format=steps")).json["report"]["rows"]
+    (group,) = claimed["groups"]
+
+    assert begun == steps[:2]
+    assert {other: rest, second: steps} == {row["rollout_id"]: row["step_ids"] for row in group["rows"]}
+    assert ("3", {0.5, -0.5}) == (group["policy_version"], {*group["advantages"]})
+    assert not [row for row in group["rows"] if "branch" in row]
+    assert {*steps, *rest} == {step_id for row in exported for step_id in row["step_ids"]}
+    assert ([steps[2:]], steps[1]) == (
+        [row["step_ids"] for row in alone["rows"]],
+        alone["rows"][0]["branch"]["step_id"],
+    )
+
+
+async def test_a_rollout_that_only_repeats_what_it_replaces_is_a_sample_of_the_policy(proxy):
+    """The agent of the failed one died after its last call."""
+    first, other = await proxy.open_group("g", 2, replace={"playback": True})
+    steps = await proxy.turns(first, 2)
+    second = await failed(proxy, first)
+    again = await proxy.turns(second, 2)
+    await proxy.finish(second, reward=1)
+    await proxy.turns(other, 1)
+    await proxy.finish(other, reward=0)
+    (group,) = (await proxy.claim(advantage="dr_grpo", only_mixed=True))["groups"]
+
+    assert steps == again == next(row["step_ids"] for row in group["rows"] if row["rollout_id"] == second)
+    assert {second: 0.5, other: -0.5} == dict(zip(group["rollouts"], group["advantages"], strict=True))
+
+
+async def test_a_replaced_branch_trains_what_followed_the_branch_step(proxy):
+    """The source trains what all branches inherited."""
+    source = await proxy.turns("r0", 2)
+    await proxy.finish("r0", reward=0)
+    body = {"before": source[1], "count": 1, "replace": {"playback": True}}
+    (first,) = [it["rollout_id"] for it in (await proxy.post("/rollouts/r0/branches", body)).json["rollouts"]]
+    begun = await proxy.turns(first, 2)
+    second = await failed(proxy, first)
+    steps = await proxy.turns(second, 3)
+    await proxy.finish(second, reward=1)
+    (group,) = (await proxy.claim(min_group=1))["groups"]
+
+    assert ([source[0], begun[1]], source[0]) == (steps[:2], group["rows"][0]["branch"]["step_id"])
+    assert [steps[1:]] == [row["step_ids"] for row in group["rows"]]
+
+
 def float_or_none(value):
     try:
         return float(value)
