@@ -91,8 +91,9 @@ export function Filter({ label, value, choose }) {
 }
 
 /** Return the text that the filter searches. */
-const searched = (r) =>
-  `${r.rollout_id} ${r.task ?? ""} ${r.group_id ?? ""} ${r.model ?? ""} ${JSON.stringify(r.metadata)}`.toLowerCase();
+function searched({ rollout_id: id, task, group_id: group, model, playback, metadata }) {
+  return [id, task, group, model, playback?.of, JSON.stringify(metadata)].join(" ").toLowerCase();
+}
 
 export function Rollouts({ shell }) {
   const [list, setList] = useState({ all: [], cursor: null, isLoaded: false });
@@ -141,7 +142,7 @@ export function Rollouts({ shell }) {
   return html`
     <div class="bar">
       <h1>Rollouts</h1>
-      <${Filter} label="Filter by id, task, group, model or metadata" value=${text} choose=${setText} />
+      <${Filter} label="Filter by id, task, group, model, source or metadata" value=${text} choose=${setText} />
       <select aria-label="Status" value=${status} onchange=${(event) => setStatus(event.target.value)}>
         <option value="">any status</option>${STATUSES.map((word) => html`<option value=${word}>${word}</option>`)}
       </select>

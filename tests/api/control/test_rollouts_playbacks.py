@@ -1,8 +1,21 @@
 """What the API shows of playbacks: their source, how many calls were answered, and which steps are inherited."""
 
+import re
+
 import pytest
 
 OTHER = {"model": "policy", "messages": [{"role": "user", "content": "another turn"}], "seed": 1}
+CALLS = "/rollouts/{}/v1/chat/completions"
+RESULTS = ("answered", "again", "live", "refused", "gone")
+
+
+async def metrics_of(proxy) -> dict[str, float]:
+    """Return how many calls of playbacks had each result, and how many tokens engines sampled."""
+    text = (await proxy.get("/metrics")).text.decode()
+    found = {
+        result: float(value) for result, value in re.findall(r'playback_calls_total\{result="(\w+)"\} (\S+)', text)
+    }
+    return found | {"tokens": sum(map(float, re.findall(r"completion_tokens_total\{.*\} (\S+)", text)))}
 
 
 @pytest.fixture
@@ -55,6 +68,23 @@ async def test_the_opening_has_what_does_not_change(proxy, played):
 
     assert {"of": "r1", "on_mismatch": "refuse", "answerable": 2, "unanswerable": 0} == opened["playback"]
     assert opened == (await proxy.post("/rollouts", opening)).json
+
+
+async def test_the_calls_of_playbacks_are_counted_by_result(proxy, played):
+    """A repeated answer is counted as such, and the tokens that are answered are not counted as the engine's."""
+    before = await metrics_of(proxy)
+    await proxy.open("p2", playback={"of": "r1"})
+    await proxy.turns("p2", 1)
+    first = {"model": "policy", "messages": [{"role": "user", "content": "turn 0"}], "seed": 1}
+    again = await proxy.call("POST", CALLS.format("p2"), json=first, headers={"X-Stainless-Retry-Count": "1"})
+    await proxy.delete("/rollouts/r1")
+    gone = await proxy.post(CALLS.format("p2"), OTHER)
+    after = await metrics_of(proxy)
+
+    assert (200, 410) == (again.status, gone.status)
+    assert {"answered": 1, "again": 0, "live": 1, "refused": 1, "gone": 0} == {name: before[name] for name in RESULTS}
+    assert {"answered": 2, "again": 1, "live": 1, "refused": 1, "gone": 1} == {name: after[name] for name in RESULTS}
+    assert before["tokens"] == after["tokens"] > 0
 
 
 async def test_other_rollouts_have_no_fields_of_playbacks(proxy):
