@@ -177,15 +177,27 @@ def _without_repeats(steps: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str
 
 def _shorter(value: Any, earlier: Sequence[Any]) -> Any:
     """Return a value by what it repeats of the newest of these that has most of it; a short value unchanged."""
-    if not isinstance(value, list | str) or len(str(value)) < _MIN_REPEATED:
+    if not isinstance(value, list | str) or (len(value) < _MIN_REPEATED and len(str(value)) < _MIN_REPEATED):
         return value
-    best, back = 0, 0
+    best, back, same = 0, 0, None
     for distance, other in enumerate(reversed(earlier), 1):
-        if type(other) is type(value):
-            pairs = enumerate(zip(value, other, strict=False))
-            equal = next((at for at, pair in pairs if pair[0] != pair[1]), min(len(value), len(other)))
-            best, back = (equal, distance) if equal > best else (best, back)
-    return {"repeats": [back, best], "then": value[best:]} if back else value
+        if type(other) is type(value) and (equal := _count_equal(value, other)) > best:
+            best, back, same = equal, distance, other[:equal]
+    if same is None:
+        return value
+    is_plain = isinstance(same, str) or set(map(type, same)) == {int}  # in others, 1 equals True
+    if not is_plain and json.dumps(same) != json.dumps(value[:best]):  # noqa: TID251
+        return value
+    return {"repeats": [back, best], "then": value[best:]}
+
+
+def _count_equal(a: Any, b: Any) -> int:
+    """Return how many items both begin with. It bisects: slices compare fast."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 def _rollout_of(path: Path) -> str:

@@ -166,7 +166,8 @@ async def test_what_the_fixture_writes_once_is_read_as_it_was(recorded, other_st
 
 
 TEXTS = st.text("ab", max_size=400)
-VALUES = st.one_of(TEXTS, st.lists(TEXTS, max_size=6), st.none(), st.dictionaries(st.sampled_from("xy"), TEXTS))
+ITEMS = st.one_of(TEXTS, st.sampled_from([1, True, 1.0, 0, False, {"a": 1}, {"a": True}]))
+VALUES = st.one_of(TEXTS, st.lists(ITEMS, max_size=6), st.none(), st.dictionaries(st.sampled_from("xy"), TEXTS))
 FIELDS = st.dictionaries(st.sampled_from(["messages", "input", "tools"]), VALUES)
 STEPS = st.fixed_dictionaries(
     {
