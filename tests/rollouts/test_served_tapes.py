@@ -3,9 +3,20 @@
 import asyncio
 
 import aiohttp
+import orjson
 import pytest
+from tests.support.fakes import proxying
+from tests.support.pages import ROOT
 from tests.support.taped import SYSTEM, Agent, playing, record, recorder
 
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from proxy.simulator.script import read_script
+from tokentape.testing import _write
+
+AGENTS = ROOT / "tests" / "system" / "agents"
+SESSIONS = {path.stem: orjson.loads(path.read_bytes()) for path in sorted((AGENTS / "sessions").glob("*.json"))}
+SCRIPT = AGENTS / "playback.yaml"
 QUESTION = {"role": "user", "content": "What is the weather in Oslo?"}
 
 
@@ -105,7 +116,7 @@ async def test_a_playback_that_is_opened_answers_its_own_calls(served):
 
 async def test_texts_to_ignore_hold_for_all_tapes(store, tmp_path):
     path = await record(store, tmp_path, "r1")
-    async with playing(path, ignore=["weather in *?", "Today is *."]) as url, aiohttp.ClientSession() as http:
+    async with playing(path, {"ignore": ["weather in *?", "Today is *."]}) as url, aiohttp.ClientSession() as http:
         agent = Agent(http, f"{url}/rollouts/r1/v1")
         assert [200] * 3 == await agent.run("Rome")
 
@@ -133,6 +144,41 @@ async def test_runs_of_an_agent_that_continues_responses_by_their_ids_are_playba
         assert reply["output"] == again["output"]
         assert reply["id"] != again["id"]
         assert {"r1-playback-1": (2, 0), "r1-playback-2": (2, 0)} == await playbacks(http, url)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+async def test_runs_of_real_agents_on_another_day_are_playbacks(name, store, tmp_path):
+    """They send titles, sub-agents and several calls at a time; the file has what calls repeat once."""
+    recording, path, terms = SESSIONS[name], tmp_path / "tape.jsonl", {"dialects": {"ignore_hosted_tools": True}}
+    first, second = recording["sessions"]
+    options = Options(max_model_len=2**17, script=read_script(SCRIPT))
+    capped = {**terms, "sampling": {"cap": {"max_tokens": "auto"}}, "models": {"*": "simulated"}}
+    async with (
+        simulating("127.0.0.1:0", options) as engine,
+        proxying(engine, store, **capped) as proxy,
+        aiohttp.ClientSession() as http,
+    ):
+        assert [200] * len(first) == await send(http, f"{proxy.url}/rollouts/r", first)
+        async with http.get(f"{proxy.url}/rollouts/r/steps?limit=1000") as response:
+            _write(path, {"rollout_id": "r"}, (await response.json())["steps"])
+    played = {"presets": [recording["preset"]]} if recording["preset"] else {}
+    async with playing(path, played, **terms) as url, aiohttp.ClientSession() as http:
+        for _ in range(2):
+            assert [200] * len(first) == await send(http, f"{url}/rollouts/r", second)
+        count = len(first)
+        assert {"r-playback-1": (count, 0), "r-playback-2": (count, 0)} == await playbacks(http, url)
+
+
+async def send(http, base, calls) -> list[int]:
+    """Send recorded calls of an agent; return the statuses, up to the first failure."""
+    statuses = []
+    for path, body in calls:
+        async with http.post(f"{base}{path}", json=body) as response:
+            statuses.append(response.status)
+            await response.read()
+        if statuses[-1] != 200:
+            break
+    return statuses
 
 
 async def test_old_playbacks_are_deleted(served, monkeypatch):

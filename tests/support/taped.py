@@ -81,8 +81,8 @@ async def record(store, folder: Path, *names: str) -> Path:
 
 
 @asynccontextmanager
-async def playing(path: Path, **terms) -> AsyncIterator[str]:
-    """Run a proxy with the file in place of an engine; yield its URL."""
-    settings = settings_for(None, tape={"file": str(path), **terms})
+async def playing(path: Path, terms: dict | None = None, **sections) -> AsyncIterator[str]:
+    """Run a proxy with the file in place of an engine; yield its URL. `terms`: what is ignored."""
+    settings = settings_for(None, tape={"file": str(path), **(terms or {})}, **sections)
     async with with_tapes(settings, str(path)) as (complete, store), running(complete, store) as served:
         yield served.url
