@@ -24,7 +24,7 @@ from proxy.trajectory.codec import decode
 from proxy.trajectory.conversations import replies_of
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import BRANCHED_FROM, INHERITED, Sampled, Step, Timing
-from proxy.trajectory.tape import Tape
+from proxy.trajectory.tape import Asked, Tape
 from proxy.trajectory.thread_rules import PRESETS
 from proxy.upstream.concurrency import off_loop
 from storage.redis.store import Store
@@ -32,7 +32,6 @@ from storage.redis.store import Store
 _SHORT: Final = 2**12  # bytes of a record that is decoded in a millisecond
 _PAGE: Final = 500  # records per read from the store
 TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # terms of a source
-_OF_ITS_CALL: Final = ("request_key", "attempt", "retry_of", "agent", INHERITED)  # in `extra`
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +109,23 @@ class Tapes:
         async with played.loaded.lock:
             return await off_loop(len(found[1]), _SHORT, decode, found[1], played.tape.reader, found[0])
 
-    async def has_branched(self, played: Played, playback: Playback, key: bytes, digests: Sequence[bytes]) -> bool:
-        """Return whether a call with this key reaches the branch step; `digests` are of the beginnings of its messages."""
-        if playback.before is not None:
-            branch = played.tape.step(playback.before)
-            return branch is not None and branch.key == key
-        if playback.through is None or (last := played.tape.step(playback.through)) is None:
+    async def has_branched(self, played: Played, playback: Playback, asked: Asked) -> bool:
+        """Return whether a call reaches the branch step.
+
+        It has the key of that step, or of a later one of the source: of an agent that works on several things at once, any may
+        be the first. Or it continues a reply of the step `through`.
+        """
+        tape, name = played.tape, playback.through
+        if any(step.position >= playback.end for step in tape.asked_as(asked.key)):
+            return True
+        if name is None or (last := tape.step(name)) is None:
             return False
         if played.replies is None:
-            whole = await self.read(played, playback, playback.through)
-            replies = [] if whole is None else list(replies_of(whole).values())
-            played.replies = played.tape.replied(last, replies)
-        return not played.replies.isdisjoint(digests) if played.replies else playback.through in played.used
+            whole = await self.read(played, playback, name)
+            played.replies = tape.replied(last, [] if whole is None else list(replies_of(whole).values()))
+        if not played.replies:  # a completion, or an error of the engine
+            return name in played.used
+        return not played.replies.isdisjoint(place.digest for place in asked.places)
 
     async def _used(self, rollout: Rollout) -> dict[str, None]:
         if not rollout.counts.get("inherited"):
@@ -160,11 +164,13 @@ def ignored(terms: Mapping[str, Any]) -> tuple[str, ...]:
 def inherited(
     origin: Step, rollout_id: str, request: Mapping[str, Any], timing: Timing, extra: Mapping[str, Any]
 ) -> Step:
-    """Return the step of a call that is answered from its origin: with the client's own request, and the origin's body."""
+    """Return the step of a call that is answered from its origin: with the client's own request, and the origin's body.
+
+    Its attempt is the origin's, so that the same steps are superseded. `extra` is added to the origin's.
+    """
     body = origin.body
     changed = {name: value for name, value in body.items() if name not in request or request[name] != value}
     sampled = origin.inherited or Sampled(origin.rollout_id, origin.step_id)
-    kept = {name: value for name, value in origin.extra.items() if name not in _OF_ITS_CALL}
     return replace(
         origin,
         rollout_id=rollout_id,
@@ -174,7 +180,7 @@ def inherited(
         delivered=True,
         late=False,
         index=None,
-        extra={**kept, **extra, INHERITED: sampled._asdict()},
+        extra={**origin.extra, **extra, INHERITED: sampled._asdict()},
     )
 
 

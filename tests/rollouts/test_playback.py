@@ -96,7 +96,7 @@ def test_an_inherited_step_has_the_request_of_its_client_and_the_body_of_its_ori
     assert step.body == origin.body
     assert (step.step_id, step.rollout_id, step.choices) == ("s1", "p1", origin.choices)
     assert step.extra == {
-        "resumed": 2, "continuation": {"step_id": "s0"}, "call_id": "c1",
+        "request_key": "k", "attempt": 1, "resumed": 2, "continuation": {"step_id": "s0"}, "call_id": "c1",
         "inherited": {"rollout_id": origin.rollout_id, "step_id": "s1"},
     }  # fmt: skip
     again = inherited(step, "p2", request, Timing(6.0), {})

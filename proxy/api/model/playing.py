@@ -233,7 +233,8 @@ async def _stored_answer(
     if origin is None:
         _gone(call, playback)
     request = call.body if call.adapter is None else call.adapter.request
-    extra = {**attempt.extra, "call_id": attempt.step_id}
+    agent = {name: value for name, value in attempt.extra.items() if name == "agent"}
+    extra = {**agent, "call_id": attempt.step_id}
     timing = call.timing(context.clock.now())
     weight = call.body_bytes + 8 * origin.sampled
 
@@ -257,19 +258,13 @@ def _rejection(step: Step) -> StoredAnswer | None:
 
 
 async def _is_live(call: Call, played: Played, playback: Playback, asked: Asked) -> bool:
-    """Return whether a call that the tape does not answer is sampled.
-
-    Before the branch step that is so for a call of the source from that step on: an agent that works on several things at once
-    may send it first.
-    """
+    """Return whether a call that the tape does not answer is sampled; note it if it is the first one, at the branch step."""
     if playback.on_mismatch != "branch" or call.rollout.has_branched:
         return playback.on_mismatch != "refuse"
-    later = [step for step in played.tape.asked_as(asked.key) if step.position >= playback.end]
-    digests = [place.digest for place in asked.places]
-    if await call.context.tapes.has_branched(played, playback, asked.key, digests):
-        await update_rollout(call.context, call.rollout, {"has_branched": b"true"}, {})
-        return True
-    return bool(later)
+    if not await call.context.tapes.has_branched(played, playback, asked):
+        return False
+    await update_rollout(call.context, call.rollout, {"has_branched": b"true"}, {})
+    return True
 
 
 async def _refuse(call: Call, played: Played, playback: Playback, asked: Asked) -> NoReturn:
@@ -315,14 +310,15 @@ async def _refuse(call: Call, played: Played, playback: Playback, asked: Asked) 
 
 
 async def _recorded(tapes: Tapes, played: Played, playback: Playback, asked: Asked) -> Recorded:
-    """Return what the tape has of a live call: of several steps with its key the branch step, else the latest.
+    """Return what the tape has of a live call: the branch step, if it has its key, else the only step that has it.
 
-    What follows a live reply is the playback's own, also if the source has the same texts.
+    The prompts of several may differ: equal replies before them can have other ids. What follows a live reply is the playback's
+    own, also if the source has the same texts.
     """
     same, length = played.tape.asked_as(asked.key), len(asked.messages)
     step = next((step for step in same if step.step_id == playback.before), None)
     if step is None and (length := played.tape.inherited_length(asked, playback.end)) == len(asked.messages):
-        step = same[-1] if same else None
+        step = same[0] if len(same) == 1 else None
     try:
         origin = None if step is None else await tapes.read(played, playback, step.step_id)
     except UnreadableRecord:
