@@ -174,6 +174,11 @@ def rollout_line(rollout: Mapping[str, Any]) -> str:
     return f"rollout {rollout['rollout_id']!r}: {rollout['status']}{reward}{replaced}"
 
 
+def branches_line(group: Mapping[str, Any]) -> str:
+    """Return the rollouts of a group of branches."""
+    return f"group {group['group_id']!r}: {', '.join(repr(rollout['rollout_id']) for rollout in group['rollouts'])}"
+
+
 def rewards_line(rollout: Mapping[str, Any]) -> str:
     """Return the status of a rollout, and what has rewards."""
     steps = f", {len(rollout['step_rewards'])} steps with a reward" if rollout["step_rewards"] else ""

@@ -29,7 +29,7 @@ from proxy.cli.runner import (
 _DEFAULT_POLICY: Final = "default"
 _NEGATIVE_NUMBERS: Final = {"ignore_unknown_options": True}  # `rollout reward R -1`: else -1 is an unknown option
 
-rollouts = Commands(name="rollout", help="Finish, reward or delete a rollout.", no_args_is_help=True)
+rollouts = Commands(name="rollout", help="Finish, reward, branch or delete a rollout.", no_args_is_help=True)
 groups = Commands(name="group", help="List groups; show one, or put it into the queue again.", no_args_is_help=True)
 policies = Commands(
     name="policy", help="List policies; announce a version; pause and resume calls.", no_args_is_help=True
@@ -84,6 +84,30 @@ def reward_rollout(
     body = {"reward": _finite(reward), "step_rewards": steps or None, "thread_rewards": threads or None}
     address = address_of(url, None, api_key)
     run(change(address, lambda control: control.patch_rollout(rollout, **body), rewards_line, as_json=as_json))
+
+
+@rollouts.command("branch")
+def branch_rollout(
+    rollout: RolloutId,
+    before: Annotated[str | None, typer.Option(help="Step that is sampled again; default: the first one.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of rollouts.")] = 1,
+    *,
+    group: Annotated[str | None, typer.Option(help="ID of their group.")] = None,
+    preset: Annotated[list[str] | None, typer.Option(help="Agent whose dates and ids are ignored; repeatable.")] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open rollouts that repeat a rollout up to a step, for agents that run from their start. --json prints their keys."""
+    from proxy.cli.commands import branches_line, change
+
+    options: dict[str, Any] = {"group_id": group, "presets": preset}
+    address = address_of(url, None, api_key)
+    run(
+        change(
+            address, lambda control: control.branches(rollout, before, count, **options), branches_line, as_json=as_json
+        )
+    )
 
 
 @rollouts.command("delete")

@@ -44,6 +44,24 @@ async def test_ids_of_any_kind_are_encoded(invoke, call_proxy):
         assert {"rollout_id": name, "deleted": exists} == orjson.loads(out)
 
 
+async def test_branches_of_a_rollout_are_opened(invoke, recorded, call_proxy):
+    """With --json the response of the proxy; a step that does not exist is an error."""
+    step = (await call_proxy("GET", "/rollouts/choices/steps"))["steps"][0]["step_id"]
+    code, out, errors = await invoke(
+        "rollout", "branch", "choices", "--before", step, "--count", "2", "--group", "tries"
+    )
+    branches = (await call_proxy("GET", "/rollouts/choices/branches"))["branches"]
+    members = [rollout["rollout_id"] for rollout in (await call_proxy("GET", "/groups/tries"))["rollouts"]]
+    _, shown, _ = await invoke("rollout", "branch", "choices", "--preset", "codex", "--json")
+    refused, _, reason = await invoke("rollout", "branch", "choices", "--before", "gone")
+
+    assert (0, "") == (code, out), errors
+    assert f"group 'tries': {', '.join(map(repr, members))}\n" == errors
+    assert [(name, step) for name in sorted(members)] == sorted((it["rollout_id"], it["before"]) for it in branches)
+    assert 1 == orjson.loads(shown)["size"]
+    assert (Exit.FAILED, True) == (refused, "'gone' of rollout 'choices' not found" in reason)
+
+
 async def test_a_rollout_that_cannot_be_read_is_deleted(invoke, address, store):
     await store.open("damaged", {"metadata": b"{{{"}, now_ms=1)
 
