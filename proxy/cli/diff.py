@@ -5,11 +5,13 @@ one of the other rollout that has equal messages, else with the next one that is
 order. Ids of tool calls are random: they are compared by their order of appearance.
 """
 
+import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
@@ -19,10 +21,12 @@ from rich.text import Text
 from proxy.cli.console import print_json, print_lines, visible
 from proxy.cli.control import Control, ControlAddress, connected
 from proxy.cli.render import prompts_of
+from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import sent_messages
 from proxy.trajectory.tape import from_difference
 
 Step: TypeAlias = Mapping[str, Any]
+_FILES: Final = (".json", ".jsonl")
 _TOOLS: Final = ("tools", "tool_choice", "response_format")
 _MAX_SHOWN: Final = 300  # characters of a value
 
@@ -55,9 +59,21 @@ class Compared:
 
 
 async def diff(address: ControlAddress, out: Console, a: str, b: str, tolerance: float, *, as_json: bool) -> bool:
-    """Print the differences of two rollouts; return whether there are none. Raises OSError if one cannot be read."""
-    async with connected(address) as control:
-        compared = await compare(control, a, b, tolerance)
+    """Print the differences of two rollouts; return whether there are none. A name that ends in .json or .jsonl is a file.
+
+    Raises OSError or ValueError if one cannot be read.
+    """
+    async with AsyncExitStack() as stack:
+        control: Control | None = None
+        steps: list[AsyncGenerator[Step, None]] = []
+        for name in (a, b):
+            if name.endswith(_FILES):
+                steps.append(_steps_of_file(Path(name)))
+            else:
+                if control is None:
+                    control = await stack.enter_async_context(connected(address))
+                steps.append(control.steps(name))
+        compared = await compare(steps[0], steps[1], tolerance)
     if as_json:
         print_json(_as_json(compared, a, b))
     else:
@@ -65,10 +81,22 @@ async def diff(address: ControlAddress, out: Console, a: str, b: str, tolerance:
     return not compared.pairs
 
 
-async def compare(control: Control, a: str, b: str, tolerance: float) -> Compared:
+async def _steps_of_file(path: Path) -> AsyncGenerator[Step, None]:
+    """Yield the steps of the rollouts in a file, as the control API returns them. Raises OSError, ValueError."""
+    from proxy.api.control.steps import step_json  # noqa: PLC0415 - these take as long as a command
+    from proxy.rollouts.archive.tape_file import read_tape_file  # noqa: PLC0415
+    from proxy.rollouts.rollout import Rollout  # noqa: PLC0415
+
+    for rollout in await asyncio.to_thread(read_tape_file, path):
+        for index, step in enumerate(rollout.steps.values()):
+            text = to_json_bytes(step_json(replace(step, index=index), Rollout(rollout.rollout_id, "", 0, 0)))
+            yield orjson.loads(text)
+
+
+async def compare(a: AsyncGenerator[Step, None], b: AsyncGenerator[Step, None], tolerance: float) -> Compared:
     """Compare the steps of two rollouts. Logprobs may differ by `tolerance`."""
     result, rest = Compared(), ([], [])  # type: tuple[Compared, tuple[list[Step], list[Step]]]
-    async with aclosing(control.steps(a)) as of_a, aclosing(control.steps(b)) as of_b:
+    async with aclosing(a) as of_a, aclosing(b) as of_b:
         async for pair in _zip(of_a, of_b):
             for index, step in enumerate(pair):
                 if step is not None:

@@ -168,8 +168,8 @@ def show(  # noqa: PLR0913 - each parameter is a named option
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="Rollout ID.", autocompletion=rollout_ids)],
-    b: Annotated[str, typer.Argument(help="ID of the rollout to compare with.", autocompletion=rollout_ids)],
+    a: Annotated[str, typer.Argument(help="Rollout ID, or a .json or .jsonl file.", autocompletion=rollout_ids)],
+    b: Annotated[str, typer.Argument(help="What to compare it with.", autocompletion=rollout_ids)],
     url: ProxyUrl = DEFAULT_URL,
     store: StoreUrl = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Difference up to which logprobs count as equal.")] = 0.01,

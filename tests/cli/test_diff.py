@@ -1,11 +1,14 @@
 """`tokentape diff`: what two rollouts differ in, from their first different step on."""
 
+from contextlib import nullcontext
 from copy import deepcopy
+from types import SimpleNamespace
 
 import orjson
 import pytest
+from tests.support.taped import record, recorder
 
-from proxy.cli.control import Control, ControlAddress
+from proxy.cli.control import ControlAddress
 from proxy.cli.diff import compare, diff, first_difference
 from proxy.cli.runner import Exit
 
@@ -45,20 +48,15 @@ def step(index: int, *messages: dict, reply: str = "yes", ids=(7, 8), **changes)
     return {**made, **changes}
 
 
-class Recorded(Control):
-    """A control API with these rollouts."""
-
-    def __init__(self, **rollouts: list[dict]) -> None:
-        self.rollouts = rollouts
-
-    async def steps(self, rollout_id, **_):
-        for each in self.rollouts[rollout_id]:
-            yield deepcopy(each)
+async def given(steps):
+    """The steps of a rollout."""
+    for each in steps:
+        yield deepcopy(each)
 
 
 async def differences(a: dict, b: dict, tolerance: float = 0.01) -> list[tuple]:
     """The differences of two rollouts of one step."""
-    compared = await compare(Recorded(a=[a], b=[b]), "a", "b", tolerance)
+    compared = await compare(given([a]), given([b]), tolerance)
     return [tuple(found) for pair in compared.pairs for found in pair.differences]
 
 
@@ -146,15 +144,15 @@ async def test_after_the_first_difference_steps_are_paired_by_their_messages():
     first, second, third = (step(index, message("user", text)) for index, text in enumerate("abc"))
     swapped = [{**third, "index": 0}, {**first, "index": 1}, {**second, "index": 2}]
     other = [first, {**second, "index": 1, "request": {"messages": [message("user", "x")]}}]
-    control = Recorded(a=[first, second, third], swapped=swapped, other=other, none=[])
+    steps = [first, second, third]
 
-    assert [] == (await compare(control, "a", "swapped", 0)).pairs
-    compared = await compare(control, "a", "other", 0)
+    assert [] == (await compare(given(steps), given(swapped), 0)).pairs
+    compared = await compare(given(steps), given(other), 0)
     assert (1, [3, 2]) == (compared.equal, compared.steps)
     assert [("s1", "s1"), ("s2", None)] == [
         (pair.a and pair.a["step_id"], pair.b and pair.b["step_id"]) for pair in compared.pairs
     ]
-    assert [None] * 3 == [pair.a for pair in (await compare(control, "none", "a", 0)).pairs]
+    assert [None] * 3 == [pair.a for pair in (await compare(given([]), given(steps), 0)).pairs]
 
 
 @pytest.mark.parametrize(
@@ -194,11 +192,12 @@ async def test_two_recorded_rollouts_are_compared(address, call_proxy, recorded,
 
 async def test_the_first_different_step_is_shown_in_detail_and_the_others_by_name(monkeypatch, make_console):
     first = step(0, HELLO)
-    control = Recorded(
-        a=[first, step(1, message("user", "a\x1b")), step(2, HELLO), step(3, HELLO)],
-        b=[first, step(1, message("user", "b")), step(2, HELLO, ids=(1, 2), reply="no")],
-    )
-    monkeypatch.setattr("proxy.cli.diff.connected", lambda _: _Connected(control))
+    rollouts = {
+        "a": [first, step(1, message("user", "a\x1b")), step(2, HELLO), step(3, HELLO)],
+        "b": [first, step(1, message("user", "b")), step(2, HELLO, ids=(1, 2), reply="no")],
+    }
+    control = SimpleNamespace(steps=lambda name: given(rollouts[name]))
+    monkeypatch.setattr("proxy.cli.diff.connected", lambda _: nullcontext(control))
     out = make_console()
     assert not await diff(ControlAddress(None, None, None), out, "a", "b", 0, as_json=False)
 
@@ -213,15 +212,20 @@ async def test_the_first_different_step_is_shown_in_detail_and_the_others_by_nam
     ] == out.file.getvalue().splitlines()
 
 
-class _Connected:
-    def __init__(self, control: Control) -> None:
-        self.control = control
+async def test_files_of_rollouts_are_compared_without_a_proxy(store, tmp_path, make_console, invoke):
+    """A tape equals its rollout."""
+    path = await record(store, tmp_path, "r1")
+    again = tmp_path / "again.jsonl"
+    again.write_text(path.read_text().replace("It rains.", "It snows."))
+    nowhere = ControlAddress("http://127.0.0.1:9", None, None)
+    assert await diff(nowhere, make_console(), str(path), str(path), 0, as_json=False)
+    out = make_console()
+    assert not await diff(nowhere, out, str(path), str(again), 0, as_json=False)
+    assert ["step 1", "  reply  [0].content"] == out.file.getvalue().splitlines()[1:3]
+    async with recorder(store, tmp_path) as url:
+        assert await diff(ControlAddress(url, None, None), make_console(), str(path), "r1", 0, as_json=False)
 
-    async def __aenter__(self) -> Control:
-        return self.control
-
-    async def __aexit__(self, *_) -> None:
-        pass
+    assert 2 == (await invoke("diff", str(tmp_path / "none.jsonl"), "r1"))[0]
 
 
 async def test_the_exit_status_is_that_of_diff(recorded, invoke):

@@ -179,7 +179,7 @@ STEPS = st.fixed_dictionaries(
 
 
 @given(st.lists(STEPS, max_size=12))
-def test_whatever_steps_repeat_they_are_read_as_they_were(steps):
+def test_what_steps_repeat_is_read_as_it_was(steps):
     read: deque = deque()
     for written in _without_repeats(deepcopy(steps)):
         step = orjson.loads(orjson.dumps(written))
