@@ -49,6 +49,8 @@ _WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 _END_BYTES = 2**16
 _ABORT_TIMEOUT_S = 2.0  # SGLang responds after its current step: milliseconds, or the prefill of a long prompt
+# vLLM's server may be seconds behind its engine: what it has not sent would be sampled again. A pause waits for longer.
+_INTERRUPT_TIMEOUT_S = 8.0
 
 
 class ClientStream:
@@ -407,7 +409,7 @@ async def _abortable(
 async def _abort(call: Call, abort: FollowUpRequest, working: "asyncio.Task[Exchange | None]") -> None:
     """Have the engine abort a call, and wait for the end of its response. Raises EngineError, TimeoutError."""
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(abort.body)
-    async with asyncio.timeout(_ABORT_TIMEOUT_S):
+    async with asyncio.timeout(_INTERRUPT_TIMEOUT_S if call.interrupted else _ABORT_TIMEOUT_S):
         sent = await call.context.upstream.send(
             call.endpoint, "POST", abort.path, headers=headers, body=body, is_auxiliary=True
         )
@@ -448,14 +450,12 @@ async def _sent(call: Call) -> HttpResponse:
 
 
 def _note_failed(call: Call, fault: EngineError) -> None:
-    label = call.endpoint.label
+    label, step_id = call.endpoint.label, call.plan.step_id
     call.are_ids_refused, call.exchange = False, None
     call.context.memory_limit.release(call)
     call.failed.append({"endpoint": label, "fault": fault.message})
     call.context.metrics.failovers.labels(label).inc()
-    LOG.warning(
-        "Failing over to the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}}
-    )
+    LOG.warning("Failing over to the next endpoint: %s", fault.message, extra={"fields": {"step_id": step_id}})
 
 
 async def _move(call: Call) -> None:

@@ -71,6 +71,22 @@ async def test_an_interrupted_call_that_the_engine_does_not_stream_goes_on_with_
     assert () == step.problems
 
 
+async def test_an_interrupted_call_waits_longer_for_its_tokens_than_one_whose_client_has_left(store, http, monkeypatch):
+    """The server of a busy engine is behind it; what it has not sent yet would be sampled again."""
+    monkeypatch.setattr("proxy.api.model.relay._ABORT_TIMEOUT_S", 0.0)
+    body = BODIES[CHAT] | EXACT
+    async with serving(store, token_delay_s=0.04) as (engine_url, url):
+        calling = asyncio.create_task(post(http, f"{url}/rollouts/r1{CHAT}", body))
+        await until_some_are_sampled(http, engine_url)
+        await post(http, f"{url}/policy/pause?drain_s=20", {"in_flight": "resume"})
+        await post(http, f"{url}/policy/resume", {})
+        await calling
+        (step,) = await stored_steps(store, "r1")
+
+    assert (1, TOKENS) == (step.extra["resumed"], step.sampled)
+    assert 0 < step.extra["attempts"][0]["tokens"] < TOKENS
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_client_that_leaves_leaves_all_that_was_sampled(store, http, path, stream):
