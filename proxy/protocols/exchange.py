@@ -97,6 +97,11 @@ class Exchange:
         """Whether the engine has sent all of the response, of which the end of its body may be missing."""
         return self.is_read or self.response.is_over
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine has sent all of the response and, as far as it is known, has not aborted it."""
+        return self.is_whole and not self.response.is_aborted
+
     def missing(self) -> tuple[str | None, FollowUpRequest | None]:
         """Return what the shell looks up after the last bytes, before it calls `finish`.
 
@@ -131,6 +136,11 @@ class Exchange:
         assert isinstance(self.response, WholeResponse)
         self._told = told
         self.response.tell(told)
+
+    def complete(self, reason: str, stop: int | None) -> None:
+        """End the only choice of an aborted response with this finish reason. `stop`: the token that ended it."""
+        self.response.complete({"finish_reason": reason, self._plan.engine.shape.choice[0]: stop})
+        self._conclusion = None
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
         """End a complete response; `policy_version` is the current one."""

@@ -136,6 +136,10 @@ class ResponseStream(Protocol):
         """Forget an incomplete body or event that is too long to be parsed on the event loop."""
         ...
 
+    def complete(self, fields: Json) -> None:
+        """End the only choice of an aborted response otherwise: with these fields."""
+        ...
+
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld end and the parsed response, after the last bytes."""
         ...
@@ -254,6 +258,16 @@ class StreamResponse(ResponseStream):
     def abandon(self) -> None:
         if self.pending > ABANDONED_BYTES:
             self._parser.rest.clear()
+
+    def complete(self, fields: Json) -> None:
+        self.is_aborted, accumulator = False, self._accumulator
+        assert isinstance(accumulator, Chunks)
+        for choice in accumulator.choices.values():
+            choice.fields.update(fields)
+        for at, held in enumerate(self._held):
+            if isinstance(held, _Finish):
+                choices = [{**choice, **fields} for choice in held.shown["choices"]]
+                self._held[at] = held._replace(shown={**held.shown, "choices": choices}, is_unchanged=False)
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld events; a truncated last one is forwarded unchanged."""

@@ -62,7 +62,6 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
     is_odd = any(type(body.get(name)) not in _INT_OR_NONE for name in _NUMBERS) or len(stop_strings(body)) > _MOST_STOPS
     has_parsed = step is not None and _is_parsed(step)
     is_parsed = name == "chat" and (has_parsed or (offers_tools(body) and has_parser is not False))
-    sampled = 0 if step is None else step.sampled - (0 if plan.before is None else plan.before.sampled)
     refusals: dict[Refusal, bool] = {
         "choices": options.choices != 1,
         "echo": is_on(body.get("echo")),
@@ -72,7 +71,7 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
         "field": asks_ids or asks_meta or has_others or is_odd,
         "ids": plan.engine.prompt_ids_fields(name, []) is None or (step is not None and not _has_ids(step)),
         "finished": step is not None and any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
-        "length": _left(plan, sampled) is None,
+        "length": step is not None and is_at_limit(plan, step),
         "parser": is_parsed,  # last: the only one that `Engine.parse_request` may resolve
     }
     return next((reason for reason, holds in refusals.items() if holds), None)
@@ -112,6 +111,11 @@ def _left(plan: Plan, count: int) -> Json | None:
     return fields
 
 
+def is_at_limit(plan: Plan, step: Step) -> bool:
+    """Return whether a partial step has all tokens that its call may sample."""
+    return _left(plan, step.sampled - (0 if plan.before is None else plan.before.sampled)) is None
+
+
 def stop_strings(body: Json) -> list[str]:
     """Return the stop strings of a body."""
     stops = body.get("stop")
@@ -120,9 +124,9 @@ def stop_strings(body: Json) -> list[str]:
 
 
 def ends_in_stop(text: str, stops: Iterable[str]) -> bool:
-    """Return whether a text ends with the beginning of a stop string, which the rest may complete."""
+    """Return whether a text ends with a stop string, which SGLang does not see in an aborted call, or a beginning of one."""
     for stop in stops:
-        ending = text[-min(len(stop) - 1, _MOST_STOP) :] if len(stop) > 1 else ""
+        ending = text[-min(len(stop), _MOST_STOP) :]
         if len(stop) > _MOST_STOP or any(stop.startswith(ending[at:]) for at in range(len(ending))):
             return True
     return False

@@ -27,6 +27,8 @@ _UNSTREAMED: Final = frozenset({"index", "message", "logprobs", "finish_reason",
 class Withheld(ResponseStream):
     """A body that is withheld until it is complete and its step is stored."""
 
+    _ending: Json | None = None  # how its choice ends, instead of as the engine ended it
+
     def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
         self._view = view
         self.prompt = prompt
@@ -50,6 +52,9 @@ class Withheld(ResponseStream):
         if known is not None and self._repeated:
             weight = most_weight(body[: self._repeated - len(known.text)]) + WEIGHTS[b","] * len(known.ids)
         return 2 * len(body) + weight + most_weight(body[self._repeated :])
+
+    def complete(self, fields: Json) -> None:
+        self._ending = fields
 
     def abandon(self) -> None:
         if sum(map(len, self._reads)) > ABANDONED_BYTES:
@@ -84,6 +89,9 @@ class WholeResponse(Withheld):
         response = view.dialect.read_body(parsed)
         if response is None:
             return self._failed(body)
+        if self._ending is not None:
+            response = {**response, "choices": [{**choice, **self._ending} for choice in response["choices"]]}
+            body = orjson.dumps(view.dialect.write_body(response))
         shown, problems = response, []
         try:
             shown, differs = view.joined(response) if view.before is not None else (view.whole(response), None)
@@ -149,22 +157,22 @@ class SyntheticStreamResponse(WholeResponse):
 
     def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         view = self._view
+        # An aborted call may go on, or be completed: what is not written must not have been rendered.
+        renderer = deepcopy(view.renderer) if self.is_aborted else view.renderer
         if view.before is not None and view.before.is_stream:
-            return self._rest(shown)
-        if view.renderer is not None:
-            return render_as_stream(view.engine, view.renderer, shown)
+            return self._rest(shown, renderer)
+        if renderer is not None:
+            return render_as_stream(view.engine, renderer, shown)
         try:
             return replay_events(view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely)
         except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
             problems.append("unparsed_event")
             return _event(shown, loosely=loosely) + DONE
 
-    def _rest(self, shown: Json) -> bytes:
+    def _rest(self, shown: Json, renderer: ResponseRenderer | None) -> bytes:
         """Return the events that the client of a resumed stream has not received."""
         view = self._view
         assert view.before is not None
-        # The call may go on: what is not written must not have been rendered.
-        renderer = deepcopy(view.renderer) if self.is_aborted else view.renderer
         rest = view.before.rest_of(shown)
         usage = view.usage or renderer is not None
         events = [

@@ -123,7 +123,7 @@ class Engine:
         is_sglang = self.options.shape == "sglang"
         found = [call for call in self._calls.values() if selects(call) and (call.has_begun or not is_sglang)]
         for response in found:
-            response.abort = "with" if is_sglang else "instead"
+            response.abort = "over" if is_sglang else "instead"
         self._notify()
         return found
 
@@ -173,7 +173,9 @@ class Engine:
                 version = self.weight_version
                 response.versions.record(position, version)
             if response.cut is not None and response.cut.by == "abort" and position + 1 >= response.cut.after:
-                response.abort = "with" if response.cut.after else "instead"
+                response.abort = (
+                    ("over" if self.options.shape == "sglang" else "with") if response.cut.after else "instead"
+                )
             tokens = [(index, next(choice)) for index, choice in open_choices.items()]
             for index, token in tokens:
                 if token.finish_reason is not None:

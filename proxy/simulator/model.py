@@ -65,8 +65,8 @@ class Token:
 ABORTED: Final = Token(-1, "", (), TokenDistribution({}, UnigramTail([], [], [])), "abort")
 """The end of a choice that is aborted between tokens; its text is what was held back before."""
 
-Abort = Literal["with", "instead"]
-"""Whether an aborted choice ends with its next token, or at once."""
+Abort = Literal["with", "over", "instead"]
+"""Whether an aborted choice ends with its next token, also if that ends it otherwise (`over`: SGLang), or at once."""
 
 
 @dataclass(slots=True)
@@ -126,9 +126,14 @@ def generate(
             return
         finish: str | None = "length" if count >= max_tokens else "abort" if abort else None
         reason: int | str | None = None
+        logprobs = token_logprobs(token, distribution, decoder, alternatives)
+        if abort == "over":
+            if token not in eos_ids:  # a special token
+                buffer.feed(decoder.feed(token), can_stop=False)
+            yield Token(token, buffer.release(ended=True), logprobs, distribution, "abort", None)
+            return
         if count >= common.min_tokens and (token in stop_ids or token in eos_ids):  # it precedes length
             finish, reason = "stop", None if token == next(iter(eos_ids), None) else token
-        logprobs = token_logprobs(token, distribution, decoder, alternatives)
         if finish != "stop" or buffer.include_stop:
             stop = buffer.feed(decoder.feed(token), can_stop=count > common.min_tokens)
             if stop is not None:

@@ -205,7 +205,7 @@ class Endpoint:
     From calls (`Finding`): `forces_usage`, as in `Traits`; `continuation_fault`, why no prompt ids are sent to it;
     `verified_rendering`, its rendering of messages was equal to the prompt ids of a step; `unverified_renderings`, the number
     of turns in a row for which it was not.
-    `missed_renderings`: those that continuation waited for in vain.
+    `missed_renderings`: those that continuation waited for in vain. `end_ids`: the ids that end replies by themselves.
     """
 
     settings: EndpointSettings
@@ -231,6 +231,7 @@ class Endpoint:
     unverified_renderings: Finding[int] = field(default_factory=Finding)
     missed_renderings: Misses = field(default_factory=Misses)
     token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
+    end_ids: Recent[bool] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
     label: str = field(init=False)
     kind: str = field(init=False)
@@ -308,6 +309,7 @@ class Endpoint:
             self.unverified_renderings,
             self.missed_renderings,
             self.token_texts,
+            self.end_ids,
         ):
             learned.forget()
 

@@ -280,13 +280,12 @@ async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
     call.is_waiting = True  # so that the next beat of the pause does not cancel what follows
     exchange = call.exchange
     try:
-        if exchange is not None and exchange.is_whole:
-            if not exchange.response.is_aborted:
-                await _follow_up(call, exchange)
-            if not exchange.response.is_aborted:
-                return await _finished(call, exchange)
-        if await _goes_on(call, client, why):
+        if exchange is not None and exchange.is_complete:
+            await _follow_up(call, exchange)
+        if (exchange is None or not exchange.is_complete) and await _goes_on(call, client, why):
             return None
+        if exchange is not None and exchange.is_complete:
+            return await _finished(call, exchange)
     except EngineError as fault:
         return await _faulted(call, client, fault)
     call.cut = why
@@ -299,6 +298,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     version = versions.at(call.endpoint.label)[0] if versions.is_rolling else versions.announced.version
     finish = partial(exchange.finish, timing, version)
     outcome = finish() if call.work_bytes <= PLAIN_BYTES else await in_thread(finish)
+    resuming.note_ends(call, outcome.step)
     if plan.prompt is not None and plan.before is None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")

@@ -1,20 +1,25 @@
 """How a call goes on that its engine has not completed: it is resumed with what was sampled, or starts again."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from proxy.api.model.call import Call, endpoints_of, plan_for
 from proxy.api.model.telling import CONTEXT_IDS, SPLIT, can_parse, candidates, text_of
 from proxy.continuation.types import LookupFailed
 from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable, NotFound, Paused, UnprocessableRequest
-from proxy.protocols.dialects.base import GENERATES, Json
+from proxy.protocols.dialects.base import GENERATES, Json, is_on
+from proxy.protocols.exchange import Exchange
 from proxy.protocols.parts import PartsDiffer
 from proxy.protocols.resume import (
     Refusal,
     ends_in_stop,
+    is_at_limit,
     noted,
+    offers_tools,
     refusal,
     shown_text,
     stop_strings,
@@ -24,7 +29,7 @@ from proxy.protocols.resume import (
 )
 from proxy.protocols.whole_response import text_event
 from proxy.telemetry.logs import LOG
-from proxy.trajectory.step import Step
+from proxy.trajectory.step import Step, answers_of
 from proxy.upstream.concurrency import PLAIN_BYTES, off_loop
 
 _INTERVAL_S: Final = 0.1  # until an unreachable endpoint is tried again
@@ -84,6 +89,8 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         parsing = partial(exchange.cut, why, call.timing())
         cut.event, cut.step = await off_loop(call.work_bytes + call.response_bytes, PLAIN_BYTES, parsing)
         step = cut.step
+    if exchange is not None and fault is None and await _completed(call, exchange, cut):
+        return False
     await _judge(call, cut, fault)
     # Of several choices, some may have ended.
     has_ended = cut.reason == "max_resumes" or (cut.reason == "choices" and client.body_started)
@@ -177,9 +184,49 @@ def _has_content(message: Json | None) -> bool:
     return any(value for name, value in (message or {}).items() if name != "role")
 
 
+def note_ends(call: Call, step: Step) -> None:
+    """Note the tokens that have ended replies of an engine which hides that of aborted ones."""
+    if call.endpoint.engine.hides_ends:
+        for choice in step.choices:
+            if type(choice.stop_reason) is int and choice.stop_reason not in _stop_ids(call):
+                call.endpoint.end_ids.put(choice.stop_reason, value=True)
+
+
+def _stop_ids(call: Call) -> Sequence[Any]:
+    listed = call.plan.body.get("stop_token_ids")
+    return listed if isinstance(listed, list) else ()
+
+
+async def _completed(call: Call, exchange: Exchange, cut: _Cut) -> bool:
+    """Complete a reply that its engine has aborted together with its last token; return whether it was that.
+
+    If it may be, but the engine shows another text than such a reply has, the call is not resumed.
+    """
+    step, body = cut.step, call.plan.body
+    is_candidate = call.endpoint.engine.hides_ends and exchange.is_whole and exchange.response.is_aborted
+    if step is None or not (is_candidate and step.sampled and step.prompts) or call.plan.response_options.choices != 1:
+        return False
+    ids, message = step.choices[0].ids, answers_of(step).get(0, {}).get("message") or {}
+    has_end = ids[-1] in _stop_ids(call) or call.endpoint.end_ids.get(ids[-1]) is not None
+    has_end = has_end and not is_on(body.get("ignore_eos"))
+    if not (has_end or is_at_limit(call.plan, step)):
+        return False
+    if call.plan.dialect.name not in GENERATES and not (call.is_told or offers_tools(body)):
+        shown = shown_text(step) or message.get("reasoning_content") or ""
+        with suppress(LookupFailed, EngineError):
+            text = await text_of(call, step.prompts[0][-CONTEXT_IDS:], ids[:-1] if has_end else ids)
+            if text == shown and not ends_in_stop(text, stop_strings(body)):
+                exchange.complete("stop" if has_end else "length", ids[-1] if has_end else None)
+                return True
+    cut.reason = "finished" if has_end else None
+    return False
+
+
 async def _judge(call: Call, cut: _Cut, fault: EngineError | None) -> None:
     """Set why what was sampled cannot be kept, and what the engine withheld of its text."""
     limits, step = call.context.settings, cut.step
+    if cut.reason is not None:
+        return
     if call.resumed >= limits.agents.max_resumes or call.losses > limits.engines.max_attempts:
         cut.reason = "max_resumes"
     elif not cut.tokens:

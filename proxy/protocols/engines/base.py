@@ -239,6 +239,7 @@ class Engine(Protocol):
     returns_ids: bool = True
     returns_prompt_ids: bool = False  # beside the ids of all sampled tokens
     drops_half_characters: bool = False  # at the end of a reply; else they are U+FFFD
+    hides_ends: bool = False  # the last token of an aborted reply may be one that ends it
     names_alternatives: bool = False  # by token id: `return_tokens_as_token_ids`
     always_sends_usage: bool = True  # in unstreamed responses: one without it is faulty
     sums_usage: bool = True  # over all choices

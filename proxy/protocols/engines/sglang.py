@@ -179,6 +179,7 @@ class Sglang(Engine):
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
     logprobs_mode = "after_temperature_logprobs"
     returns_prompt_ids = True
+    hides_ends = True  # 0.5.23 samples one more token, which it does not look at (schedule_batch.py:2011)
     verifies_renderings = True  # run on 0.5.23 with `input_ids`
     unnamed_model = "default"
     headers_read = tuple(_HEADERS.values())

@@ -254,6 +254,42 @@ async def test_a_call_that_was_cut_equals_one_that_was_not(stage, call, cuts):
         assert step.status == "partial" or "abort" in {choice.finish_reason for choice in step.choices} or not ids
 
 
+@pytest.mark.parametrize("stage", ["sglang"], indirect=True)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("limit", [5, 60], ids=["length", "stop"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
+async def test_a_reply_that_is_aborted_together_with_its_last_token_is_whole(stage, path, limit, stream):
+    """SGLang does not look at that token: the reply ends as it would have without the abort."""
+    asked = {"prompt": "Return the current"} if path == COMPLETIONS else {"messages": BODIES[MESSAGES]["messages"]}
+    asked = asked if limit == 5 or path == COMPLETIONS else {"messages": [{"role": "user", "content": "Tell: fox"}]}
+    body = asked | {"temperature": 0, "max_tokens": limit, "stream": stream}
+    body |= {"stream_options": {"include_usage": True}} if stream and path != MESSAGES else {}
+    for _ in range(9):  # by both engines
+        whole, expected = await stage.ask(path, body)
+    (choice,) = expected.choices
+    response, step = await stage.ask(path, body, [Cut(len(choice.ids), "abort")])
+
+    assert ("length" if limit == 5 else "stop") == choice.finish_reason
+    assert read(whole.text, path, body) == read(response.text, path, body)
+    assert (tokens_of(expected), ()) == (tokens_of(step), step.problems)
+    assert "attempts" not in step.extra
+
+
+@pytest.mark.parametrize("stage", ["sglang"], indirect=True)
+async def test_a_reply_that_is_aborted_together_with_a_stop_string_ends_before_it(stage):
+    body = {
+        "messages": [{"role": "user", "content": "Tell: long"}],
+        "temperature": 0,
+        "stop": [" very"],
+        "stream": False,
+    }
+    whole, expected = await stage.ask(CHAT, body)
+    response, step = await stage.ask(CHAT, body, [Cut(len(expected.choices[0].ids), "abort")])
+
+    assert read(whole.text, CHAT, body) == read(response.text, CHAT, body)
+    assert tokens_of(expected) == tokens_of(step)
+
+
 @pytest.fixture(params=["vllm", "sglang"])
 def shape(request):
     return request.param
