@@ -40,6 +40,9 @@ NOT_FED = {
     "its rows are those of other formats, with one more list": (
         "verl.VerlDataProtoFormat.with_scores", "verifiers.VerifiersFormat.bare",
     ),
+    "it changes two fields of the only choice": (
+        "exchange.Exchange.complete", "response.StreamResponse.complete", "whole_response.Withheld.complete",
+    ),
     "pyarrow writes the columns": (
         "containers.Arrow.write", "containers.Arrow.closing", "containers.Parquet.write", "containers.Parquet.closing",
     ),
