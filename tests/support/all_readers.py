@@ -13,7 +13,7 @@ from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.scoring.verdict import name_of, of_row
 
-ADVANTAGES = ("none", "given", "grpo", "rloo", "dr_grpo")
+ADVANTAGES = ("none", "given", "grpo", "rloo", "dr_grpo", "vine")
 BY_TURN = [name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token")]
 PENALTY = "&overlong=penalize&max_len=48&overlong_buffer=32"
 LENGTHS = "&prompt_length=64&response_length=64"

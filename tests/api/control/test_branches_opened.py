@@ -1,6 +1,7 @@
 """Opening branches of a rollout, running agents in them, and what they are worth."""
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 from tests.support.fakes import settings_for
@@ -8,6 +9,7 @@ from tests.support.session import Session
 from tests.support.stored import stored_rollout, stored_steps
 
 from proxy.server.listener import running
+from storage.errors import StoreUnreachable
 
 PATH = "/rollouts/r1/branches"
 
@@ -81,6 +83,26 @@ async def test_opening_branches_is_idempotent(proxy, store, http):
     assert (409, "group_id") == (refused.status, refused.json["error"]["param"])
     assert 2 == len((await proxy.get(PATH)).json["branches"])
     assert await opened(proxy, steps[1]) != await opened(proxy, steps[1])
+
+
+@pytest.mark.parametrize("path", ["/groups", PATH, "/rollouts"])
+async def test_a_repeated_opening_marks_the_source_if_the_first_one_failed_before(proxy, store, path):
+    """The store fails once after the playback is opened."""
+    steps = await proxy.turns("r1", 2)
+    terms = {"playback": {"of": "r1", "before": steps[1]}}
+    body = {
+        "/groups": {"group_id": "g", "size": 1, "rollout": terms},
+        PATH: {"group_id": "g", "before": steps[1], "count": 1},
+        "/rollouts": {"rollout_id": "p1", **terms},
+    }[path]
+    mark = store.mark
+    with patch.object(store, "mark", side_effect=StoreUnreachable("gone")):
+        failed = await proxy.post(path, body)
+    with patch.object(store, "mark", mark):
+        repeated = await proxy.post(path, body)
+
+    assert (503, 200) == (failed.status, repeated.status)
+    assert 1 == len((await proxy.get(PATH)).json["branches"])
 
 
 @pytest.mark.parametrize(
