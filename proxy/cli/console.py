@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import count
 from typing import Any, Final, TextIO
 from unicodedata import category
 
@@ -189,6 +190,14 @@ def audit_bar(notes: Console, sequences: int | None) -> Iterator[Callable[[bool]
             progress.update(task, advance=1, description=f"audited {audited} sequences, {aligned} aligned")
 
         yield advance
+
+
+@contextmanager
+def count_bar(notes: Console, what: str) -> Iterator[Callable[[], None]]:
+    """Show how many of these are done. Yield a function to call for each."""
+    with _show_progress(notes, SpinnerColumn(), _DESCRIPTION, TimeElapsedColumn()) as progress:
+        task, numbers = progress.add_task(f"0 {what}", total=None), count(1)
+        yield lambda: progress.update(task, description=f"{next(numbers)} {what}")
 
 
 @contextmanager

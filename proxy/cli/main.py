@@ -361,6 +361,30 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
 
 
 @app.command()
+def resample(  # noqa: PLR0913, PLR0917 - each parameter is a named option
+    rollout: Annotated[
+        list[str] | None, typer.Argument(help="Rollout IDs. Default: all.", autocompletion=rollout_ids)
+    ] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    group: Annotated[str | None, typer.Option(help="Only rollouts of this group.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only rollouts with this status.")] = None,
+    model: Annotated[str | None, typer.Option(help="The engine's name of the model. Default: the source's.")] = None,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, max=1000, help="How often each call is sampled.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Number of concurrent calls.")] = 16,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Sample recorded calls again without their agent, each in a rollout that branches before its step."""
+    from proxy.cli import resample as command
+    from proxy.cli.console import notes
+
+    request = command.Request(tuple(rollout or ()), group, status, model, n, concurrency)
+    if not run(command.resample(address_of(url, None, api_key), notes(), request, as_json=as_json)):
+        raise typer.Exit(Exit.FOUND)
+
+
+@app.command()
 def check(
     config: ConfigFile = None,
     engine: EngineUrls = None,
