@@ -66,13 +66,15 @@ def tape(
     url: str | None = None,
     engine: str | None = None,
     terms: Mapping[str, Any] | None = None,
+    complete: bool = False,
     scope: Scope = "function",
 ) -> Any:
     """Return a fixture with the tape in `file`, a path from the folder of the test file. Its value is a `Tape`.
 
     `ignore`: texts of messages that may differ from the recorded ones, with `*` for any text within a line; `presets` have
     those of known agents. `url` and `engine` are of the first run, and have precedence over the environment. `terms` are
-    those of `Client.open_rollout` for the recorded rollout, such as `model` or `sampling`.
+    those of `Client.open_rollout` for the recorded rollout, such as `model` or `sampling`. With `complete` the test fails too
+    if the agent does not make all recorded calls.
     """
 
     @pytest.fixture(scope=scope)
@@ -80,7 +82,7 @@ def tape(
         path = (request.path.parent / file).resolve()
         chosen = {"ignore": list(ignore), "presets": list(presets)}
         if path.exists():
-            opened: AbstractContextManager[Tape] = _playing(request, path, chosen)
+            opened: AbstractContextManager[Tape] = _playing(request, path, chosen, complete=complete)
         else:
             opened = _recording(request, path, url, engine, terms or {})
         with opened as found, pytest.MonkeyPatch.context() as patch:
@@ -92,8 +94,8 @@ def tape(
 
 
 @contextmanager
-def _playing(request: pytest.FixtureRequest, path: Path, terms: Mapping[str, Any]) -> Iterator[Tape]:
-    """Yield a playback of the rollout in a file. Fail at the end if a call was refused."""
+def _playing(request: pytest.FixtureRequest, path: Path, terms: Mapping[str, Any], *, complete: bool) -> Iterator[Tape]:
+    """Yield a playback of the rollout in a file. Fail at the end if a call was refused or, with `complete`, is missing."""
     server = _servers(request.config).of_file(path)
     with Client(server) as client:
         source = {"of": _rollout_of(path), "on_mismatch": "refuse", **terms}
@@ -108,6 +110,10 @@ def _playing(request: pytest.FixtureRequest, path: Path, terms: Mapping[str, Any
             f"step {first.get('step_id')} at {first.get('path')}:\n  recorded  {first.get('recorded')!r}\n"
             f"  now       {first.get('value')!r}\nDelete the file to record it again.",
             pytrace=False,
+        )
+    if complete and played["answered"] < played["answerable"]:
+        pytest.fail(
+            f"the agent made {played['answered']} of the {played['answerable']} calls in {path.name}", pytrace=False
         )
 
 

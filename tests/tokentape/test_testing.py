@@ -107,9 +107,28 @@ def test_the_example_of_the_page_records_with_a_running_proxy_and_plays(session,
 
 @pytest.mark.timeout(300)
 def test_tests_of_one_file_have_a_playback_each_and_one_proxy(session, pytester):
-    """The environment of each test names its own rollout, and is reset after it."""
-    with started("simulate", "--listen", "127.0.0.1:0") as (_, engine, _):
-        session(TOKENTAPE_ENGINE=engine).assert_outcomes(passed=1)
+    """The environment of each test names its own rollout, and is reset after it. With `complete` all calls are required."""
+    question = {"role": "user", "content": "What is the weather in Oslo? It is Monday."}
+    reply = {"index": 0, "message": {"role": "assistant", "content": "Rain."}, "finish_reason": "stop"}
+    step = {
+        "rollout_id": "r",
+        "dialect": "chat",
+        "endpoint": "/v1/chat/completions",
+        "engine": {"name": "e", "kind": "vllm", "version": None, "url": ""},
+        "request": {"model": "policy", "messages": [question], "max_tokens": 8},
+        "response": {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "policy",
+            "choices": [reply],
+        },
+        "timing": {"received": 1.0},
+        "status": "complete",
+    }
+    (pytester.path / "tapes").mkdir()
+    lines = [orjson.dumps({**step, "step_id": f"s{number}"}) for number in range(2)]
+    (pytester.path / "tapes" / "weather.jsonl").write_bytes(b"\n".join(lines))
     pytester.makepyfile(
         test_more="""
         import os
@@ -119,6 +138,7 @@ def test_tests_of_one_file_have_a_playback_each_and_one_proxy(session, pytester)
         from tokentape.testing import tape
 
         weather = tape("tapes/weather.jsonl")
+        whole = tape("tapes/weather.jsonl", complete=True)
         urls = set()
 
         @pytest.mark.parametrize("_", range(3))
@@ -130,10 +150,14 @@ def test_tests_of_one_file_have_a_playback_each_and_one_proxy(session, pytester)
             with OpenAI() as client:
                 client.chat.completions.create(model="policy", messages=[question], max_tokens=8)
 
-        def test_two():
+        def test_two(whole):
+            urls.add(whole.url)
+
+        def test_three():
             assert len(urls) == 1
             assert "OPENAI_BASE_URL" not in os.environ
         """
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "test_more.py")
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=5, errors=1)
+    result.stdout.fnmatch_lines(["*the agent made 0 of the 2 calls in weather.jsonl"])
