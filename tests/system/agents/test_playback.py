@@ -1,15 +1,19 @@
 """Real agents whose recorded sessions are played back, on another day: without an engine, and as branches before each step."""
 
+import asyncio
+import os
 from collections import Counter
 
 import orjson
 import pytest
+import replace_agent
 from tests.support.fakes import proxying
 from tests.support.stored import stored_rollout, stored_steps
 
 from proxy.simulator.script import read_script
+from tokentape import AsyncClient
 
-from .running import installed_version
+from .running import PROGRAMS, installed_version
 from .taped import ANOTHER_DAY, SCRIPT, TAPED
 from .test_loops import APPEND, DRIFTING, OFF, TERMS, show_the_stop_token
 
@@ -87,6 +91,29 @@ async def test_branches_before_each_step_have_its_prompt_ids(agent, taped, store
         assert branch.step_id in origins
         assert all(prompts_of(step) == prompts_of(origins.get(step.step_id, step)) for step in sources)
         assert Counter() == Counter(problem for step in steps for problem in step.problems)
+
+
+@pytest.mark.parametrize("agent", [agent for agent in TAPED if agent.runs == "cli"], ids=lambda agent: agent.name)
+async def test_a_killed_agent_is_replaced_from_where_it_stopped(
+    agent, scripted, store, environment, tmp_path, monkeypatch
+):
+    """By examples/replace_agent.py: the dead one's steps are inherited, and the next one does the rest of the work."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{environment.programs}:{os.environ['PATH']}")
+    command = ["bash", "-euo", "pipefail", str(PROGRAMS / agent.program), *agent.words]
+    options = ["--dies-after", "2", *(["--preset", agent.preset] if agent.preset else [])]
+    async with scripted(script=read_script(SCRIPT)) as engine, proxying(engine, store, **TERMS) as served:
+        rows = await asyncio.to_thread(replace_agent.main, ["--url", served.url, *options, "--", *command])
+        async with AsyncClient(served.url) as client:
+            found = {each["status"]: each["rollout_id"] async for each in client.rollouts()}
+    dead, played = [await stored_steps(store, found[status]) for status in ("failed", "completed")]
+    complete = {step.step_id for step in dead if step.status == "complete"}
+
+    assert 2 <= len(complete) < agent.calls
+    assert complete == {step.step_id for step in played if step.inherited}
+    assert agent.calls == len(played)
+    assert {found["completed"]} == {row["rollout_id"] for row in rows}
+    assert sum(sum(row["mask"]) for row in rows) == sum(step.sampled for step in played)
 
 
 def prompts_of(step):
