@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from proxy.clock import SystemClock
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.group import member_fields
+from proxy.rollouts.playback import Tapes
 from proxy.rollouts.recorder import entry_of
 from proxy.rollouts.rollout import DRIFT_FIELD, deadlines_of, first_due_ms, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
@@ -71,7 +72,7 @@ class Writer:
         self._store = store
         self._chance = random.Random(seed)
         self._clock = SystemClock()
-        self._finisher = Finisher(store, self._clock, make_metrics(CollectorRegistry()), _NoDrift())
+        self._finisher = Finisher(store, self._clock, make_metrics(CollectorRegistry()), _NoDrift(), Tapes(store))
         self._names = 0
 
     async def rollout(self, number: int) -> None:

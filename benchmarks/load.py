@@ -4,17 +4,19 @@ rollouts that are written to a store directly.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import aiohttp
 import orjson
 
 from benchmarks import turns
 from benchmarks.servers import Server
+from proxy.trajectory.blocks import KnownBlocks
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Step
 from storage import open_store
@@ -195,9 +197,9 @@ def _numbered(number: int) -> str:
 
 
 async def fill(
-    socket: Path, rollouts: int, steps: Sequence[Step], *, first: int = 0, names: Callable[[int], str] = _numbered
+    socket: Path, rollouts: int, steps: Iterable[Step], *, first: int = 0, names: Callable[[int], str] = _numbered
 ) -> None:
-    """Store `rollouts` rollouts with these steps, named `names(first)`, `names(first + 1)`, ..."""
+    """Store `rollouts` rollouts with these steps, named `names(first)`, `names(first + 1)`, ...; one may be of an iterator."""
     store = await open_store(f"unix:{socket}")
     numbers = iter(range(first, first + rollouts))
 
@@ -209,12 +211,12 @@ async def fill(
     await store.close()
 
 
-async def _store(store: Store, name: str, steps: Sequence[Step]) -> None:
+async def _store(store: Store, name: str, steps: Iterable[Step]) -> None:
     incarnation = (await store.open(name, {}, now_ms=1)).incarnation
-    known: set[bytes] = set()
+    known = KnownBlocks()
     for step in steps:
         record = encode(replace(step, rollout_id=name), known)
-        known |= {*record.blocks, *record.names}
+        known.update((*record.blocks, *record.names))
         entry = StepWrite(name, incarnation, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1})
         await store.append(entry, now_ms=1)
 
@@ -229,3 +231,19 @@ async def export(server: Server, container: str) -> tuple[int, int]:
         async for piece in answer.content.iter_any():
             length += len(piece)
     return length, server.peak_bytes()
+
+
+async def play(server: Server, source: str, name: str, bodies: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Open a playback and send these calls, which its tape answers; return the seconds of each. The opening is not included."""
+    async with aiohttp.ClientSession() as http:
+        opening = {"rollout_id": name, "playback": {"of": source}}
+        async with http.post(f"{server.url}/rollouts", json=opening) as answer:
+            assert answer.status == 201, await answer.text()
+        taken = []
+        for body in bodies:
+            started_at = time.perf_counter()
+            async with http.post(f"{server.url}/rollouts/{name}/v1/chat/completions", json=body) as answer:
+                assert answer.headers.get("X-Playback") == "answered", await answer.text()
+                await answer.read()
+            taken.append(time.perf_counter() - started_at)
+        return taken

@@ -5,7 +5,7 @@ import random
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -204,13 +204,12 @@ def memory_row(places: Places, streams: int = 1_000) -> Row:
     )
 
 
-def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
-    """Return the steps of a rollout with equal turns that grows to `tokens` tokens; half of each turn is sampled."""
+def conversation(turns: int, tokens: int, rollout: str) -> Iterator[Step]:
+    """Yield the steps of a rollout with equal turns that grows to `tokens` tokens; half of each turn is sampled."""
     chance = random.Random(rollout)
     grows = tokens // turns // 2
     ids: list[int] = []
     messages: list[dict] = []
-    steps = []
     for turn in range(turns):
         ids += [chance.randrange(150_000) for _ in range(grows)]
         text = " ".join(f"w{chance.randrange(5000)}" for _ in range(grows * 3 // 4))
@@ -218,7 +217,7 @@ def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
         sampled = array("i", [chance.randrange(150_000) for _ in range(grows)])
         logprobs = array("f", [-chance.expovariate(1.0) for _ in sampled])
         reply = {"role": "assistant", "content": " ".join(f"v{chance.randrange(5000)}" for _ in range(grows * 3 // 4))}
-        steps.append(
+        yield (
             Step(
                 step_id=f"01M8EMMB3Y7S02XK2J7J{turn:06d}",
                 rollout_id=rollout,
@@ -241,7 +240,6 @@ def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
         )
         ids += sampled.tolist()
         messages = [*messages, reply]
-    return steps
 
 
 def storage_row(rollouts: int = 8) -> Row:
@@ -270,7 +268,7 @@ def storage_row(rollouts: int = 8) -> Row:
 
 def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
     """Measure joining and writing rows of long rollouts from steps in memory, without the import of pyarrow."""
-    steps = conversation(20, tokens, "r")
+    steps = list(conversation(20, tokens, "r"))
     form = FORMATS["sequences"]
     writer = CONTAINERS["arrow"](form)
     started_at = time.process_time()
@@ -290,7 +288,7 @@ def export_whole_row(places: Places, rollouts: int = 1_000, tokens: int = 8_000)
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
     ):
-        steps = conversation(20, tokens, "r")
+        steps = list(conversation(20, tokens, "r"))
         asyncio.run(load.fill(Path(folder) / "store/valkey.sock", rollouts, steps))
         rates = []
         for _ in range(3):
@@ -311,12 +309,42 @@ def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
     ):
-        asyncio.run(load.fill(Path(folder) / "store/valkey.sock", rollouts, conversation(4, 2_000, "r")))
+        asyncio.run(load.fill(Path(folder) / "store/valkey.sock", rollouts, list(conversation(4, 2_000, "r"))))
         measured = [(name, *asyncio.run(load.export(server, name))) for name in ("ndjson", "arrow", "parquet")]
     what = f"export of {rollouts:,} rollouts x 2k tokens, {{}}: peak resident memory"
     return [
         Row(what.format(name), "<= 200 MB", f"{peak / 1e6:.0f} MB (of {length / 1e6:.0f} MB)", at_most(200e6, peak))
         for name, length, peak in measured
+    ]
+
+
+def playback_rows(places: Places, steps: int = 10_000, calls: int = 50) -> list[Row]:
+    """Measure the first call of a long playback, and calls of a short one with one client."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
+    ):
+        socket = Path(folder) / "store/valkey.sock"
+        short = list(conversation(calls, 32_000, "short"))
+        asyncio.run(load.fill(socket, 1, short, first=0))
+        asyncio.run(load.fill(socket, 1, conversation(steps, 8 * steps, "long"), first=1))
+        first = next(conversation(steps, 8 * steps, "long")).request
+        asyncio.run(load.play(server, "r0", "warm", [step.request for step in short]))
+        before = server.processor_s()[0]
+        asyncio.run(load.play(server, "r1", "opened", []))
+        between = server.processor_s()[0]
+        asyncio.run(load.play(server, "r1", "played", [first]))
+        cpu_s = server.processor_s()[0] - between - (between - before)  # of the call, without that of its opening
+        taken = asyncio.run(load.play(server, "r0", "again", [step.request for step in short]))
+    long = f"first call of a playback of {steps:,} steps, CPU time"
+    return [
+        Row(long, "<= 1 s", f"{cpu_s:.2f} s (opening: {between - before:.2f} s)", at_most(1, cpu_s)),
+        Row(
+            f"call of a playback of {calls} steps that grows to 32k tokens, one client, median",
+            "<= 3 ms",
+            f"{1000 * median(taken):.1f} ms",
+            at_most(3, 1000 * median(taken)),
+        ),
     ]
 
 
@@ -367,6 +395,7 @@ ROWS: Mapping[str, Callable[[Places], list[Row]]] = {
     "workers": worker_rows,
     "memory": lambda places: [memory_row(places)],
     "storage": lambda _: [storage_row()],
+    "playback": playback_rows,
     "export": lambda places: [export_row(), export_whole_row(places)],
     "export-memory": export_memory_rows,
 }
