@@ -7,12 +7,15 @@ from collections import Counter
 import orjson
 import pytest
 import replace_agent
+from tests.support.commands import started
 from tests.support.fakes import proxying
 from tests.support.stored import stored_rollout, stored_steps
 
 from proxy.simulator.script import read_script
 from tokentape import AsyncClient
 
+from .conftest import WINDOW
+from .recorded import recorded
 from .running import PROGRAMS, installed_version
 from .taped import ANOTHER_DAY, SCRIPT, TAPED
 from .test_loops import APPEND, DRIFTING, OFF, TERMS, show_the_stop_token
@@ -46,12 +49,12 @@ async def sequences(http, url, rollout):
     return sorted(orjson.dumps([row[name] for name in names]) for row in rows)
 
 
-async def play(agent, served, http, environment, folder, rollout, **playback):
+async def play(agent, url, http, environment, folder, rollout, **playback):
     """Open a playback and let the agent run in it."""
     terms = {"of": "r", "presets": [agent.preset] if agent.preset else [], **playback}
-    async with http.post(f"{served.url}/rollouts", json={"rollout_id": rollout, "playback": terms}) as response:
+    async with http.post(f"{url}/rollouts", json={"rollout_id": rollout, "playback": terms}) as response:
         assert 201 == response.status, await response.text()
-    await agent.play(served.url, rollout, environment, folder, {"TZ": ANOTHER_DAY})
+    await agent.play(url, rollout, environment, folder, {"TZ": ANOTHER_DAY})
 
 
 async def test_a_full_playback_calls_no_engine_and_has_the_same_sequences(
@@ -60,7 +63,7 @@ async def test_a_full_playback_calls_no_engine_and_has_the_same_sequences(
     """The proxy has no engine. Calls of sub-agents may come in another order."""
     _, sources, rows = taped
     async with proxying(None, store, **TERMS) as served:
-        await play(agent, served, http, environment, tmp_path / "session", "p")
+        await play(agent, served.url, http, environment, tmp_path / "session", "p")
         played = await sequences(http, served.url, "p")
     steps = {step.step_id: step for step in await stored_steps(store, "p")}
 
@@ -79,7 +82,7 @@ async def test_branches_before_each_step_have_its_prompt_ids(agent, taped, store
     assert any("rendered" in (step.extra.get("continuation") or {}) for step in sources)
     for at, branch in enumerate(sources):
         async with proxying(engine, store, **TERMS, **OFF) as served:
-            await play(agent, served, http, environment, tmp_path / "session", f"b{at}", before=branch.step_id)
+            await play(agent, served.url, http, environment, tmp_path / "session", f"b{at}", before=branch.step_id)
         rollout, steps = await stored_rollout(store, f"b{at}"), await stored_steps(store, f"b{at}")
         live = [step for step in steps if not step.inherited]
         origins = {step.extra["branched_from"]["step_id"]: step for step in live if "branched_from" in step.extra}
@@ -125,3 +128,28 @@ async def test_the_recorded_sessions_are_of_the_version_that_runs(agent, environ
     recording = orjson.loads((SCRIPT.parent / "sessions" / f"{agent.name}.json").read_bytes())
 
     assert recording["version"] == await installed_version(agent.runs, agent.package, environment)
+
+
+async def test_two_workers_play_after_a_restart(environment, http, tmp_path):
+    """Either worker gets a call of an agent and of its sub-agents; each step of the tape is used once."""
+    (agent,) = [agent for agent in TAPED if agent.name == "claude-code"]
+    configuration = tmp_path / "config.yaml"
+    settings = {**TERMS, "store": {"url": f"embedded:{tmp_path / 'store'}"}, "log": {"level": "error"}}
+    configuration.write_bytes(orjson.dumps(settings))
+    serve = ("serve", "--config", str(configuration), "--workers", "2", "--listen", "127.0.0.1:0")
+    simulate = ("simulate", "--listen", "127.0.0.1:0", "--script", str(SCRIPT), "--max-model-len", str(WINDOW))
+    with started(*simulate) as (_, engine, _):
+        with started(*serve, "--engine", engine) as (_, url, _):
+            await agent.play(url, "r", environment, tmp_path / "session", {"TZ": "UTC"})
+            sources = await recorded(http, url, "r")
+        with started(*serve, "--engine", engine) as (_, url, _):
+            await play(agent, url, http, environment, tmp_path / "session", "p")
+            await play(agent, url, http, environment, tmp_path / "session", "b", before=sources.steps[4]["step_id"])
+            full, branch = await recorded(http, url, "p"), await recorded(http, url, "b")
+
+    ids = [step["step_id"] for step in sources.steps]
+    assert agent.calls == len(ids)
+    assert sorted(ids) == sorted(step["step_id"] for step in full.steps)
+    assert all("inherited" in step for step in full.steps)
+    assert set(ids[:4]) == {step["step_id"] for step in branch.steps if "inherited" in step}
+    assert agent.calls == len(branch.steps)
