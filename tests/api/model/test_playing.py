@@ -148,11 +148,11 @@ async def test_before_the_branch_step_other_calls_are_refused(proxies, store):
 
 async def test_each_step_is_used_once_by_equal_calls_of_two_proxies(proxies, store):
     question = [{"role": "user", "content": "Weather?"}]
-    for _ in range(6):
+    for _ in range(40):
         await proxies.chat("r1", question)
     await proxies.open(rollout_id="p1", playback={"of": "r1"})
-    results = await asyncio.gather(*(proxies.chat("p1", question, number % 2) for number in range(10)))
-    assert sorted(status for status, _, _ in results) == [200] * 6 + [422] * 4
+    results = await asyncio.gather(*(proxies.chat("p1", question, number % 2) for number in range(50)))
+    assert sorted(status for status, _, _ in results) == [200] * 40 + [422] * 10
     steps = await stored_steps(store, "p1")
     assert sorted(step.step_id for step in steps) == sorted(step.step_id for step in await stored_steps(store, "r1"))
 
@@ -391,3 +391,46 @@ async def test_a_playback_can_be_played_again(proxies, store):
     assert replies(again) == replies(branched)
     steps = await stored_steps(store, "p2")
     assert [step.inherited.rollout_id for step in steps] == ["r1", "p1", "p1"]
+
+
+async def test_an_edited_system_prompt_is_refused_where_it_differs(proxies, store):
+    question = [{"role": "system", "content": "Be brief." * 200}, {"role": "user", "content": "Weather?"}]
+    await proxies.chat("r1", question)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    edited = [{"role": "system", "content": "Be brief." * 150 + "Be kind."}, question[1]]
+    status, _, shown = await proxies.chat("p1", edited)
+    assert status == 422
+    assert "messages[0].content" in shown["error"]["message"]
+    assert "brief.Be kind." in shown["error"]["message"]
+    assert len(shown["error"]["message"]) < 1500
+
+
+async def test_another_kind_of_engine_renders_the_branch_step(http, store, proxies):
+    await run(proxies, "r1")
+    second = (await stored_steps(store, "r1"))[1].step_id
+    await proxies.open(rollout_id="p1", playback={"of": "r1", "before": second})
+    options = Options(shape="sglang", script=Script([Conversation(TURNS)]))
+    async with simulating("127.0.0.1:0", options) as engine, proxying(engine, store) as other:
+        others = Proxies(http, engine, other, other)
+        played = await run(others, "p1", calls=2)
+    assert [how for _, how, _ in played] == ["answered", None]
+    inherited, live = await stored_steps(store, "p1")
+    assert (inherited.engine.kind, live.engine.kind) == ("vllm", "sglang")
+    assert live.extra["branched_from"]["ids"] is False
+    assert not live.problems
+
+
+async def test_the_key_of_an_agent_opens_no_playback(http, store):
+    settings = {"control": {"api_keys": ["secret"]}}
+    async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store, **settings) as proxy:
+        async with http.post(
+            f"{proxy.url}/rollouts", json={"rollout_id": "r1"}, headers={"Authorization": "Bearer secret"}
+        ) as response:
+            key = (await response.json())["api_key"]
+        body = {"rollout_id": "p1", "playback": {"of": "r1"}}
+        for route in ("/rollouts", "/groups", "/rollouts/r1/branches"):
+            async with http.post(
+                f"{proxy.url}{route}", json=body, headers={"Authorization": f"Bearer {key}"}
+            ) as response:
+                assert response.status in {401, 403}
+        assert await store.get("p1") is None
