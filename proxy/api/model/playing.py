@@ -179,10 +179,12 @@ async def _use(
     except asyncio.CancelledError:  # the client has disconnected
         recorder.tasks.start(_missed(call, played, stored.step, storing))
         raise
-    except BaseException:
+    except BaseException:  # it may be stored all the same: whoever finds it used gets it again
         played.used.pop(step.step_id, None)
+        played.undelivered.add(step.step_id)
         raise
     attempt.stored.set()
+    played.undelivered.discard(step.step_id)
     context.metrics.playback_calls.labels("answered").inc()
     response = await respond(call, stored, {PLAYBACK_HEADER: "answered"})
     if response is None:

@@ -12,6 +12,7 @@ from tests.support.stored import stored_steps, wait_for_undelivered
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
+from storage.errors import StoreUnreachable
 
 TURNS = [
     Turn(say="I look.", call=[ScriptedCall("weather", {"city": "Oslo"}), ScriptedCall("weather", {"city": "Rome"})]),
@@ -434,3 +435,22 @@ async def test_the_key_of_an_agent_opens_no_playback(http, store):
             ) as response:
                 assert response.status in {401, 403}
         assert await store.get("p1") is None
+
+
+async def test_a_step_that_was_stored_although_the_store_failed_is_given_again(proxies, store):
+    await run(proxies, "r1", calls=1)
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    real = store.append
+
+    async def loses_its_response(*entry, **named):
+        await real(*entry, **named)
+        raise StoreUnreachable("the response was lost", store.server_of("any"))
+
+    store.append = loses_its_response
+    assert (await run(proxies, "p1", calls=1))[0][0] == 503
+    del store.append
+    async with asyncio.timeout(20):
+        while (played := await run(proxies, "p1", calls=1))[0][0] == 503:
+            await asyncio.sleep(0.01)
+    assert played[0][:2] == (200, "again")
+    assert len(await stored_steps(store, "p1")) == 1

@@ -1,7 +1,8 @@
 """Playbacks while proxies are killed: no step is used twice or lost, and no retry is answered with another step."""
 
 import asyncio
-from contextlib import suppress
+import os
+import signal
 from random import Random
 from secrets import token_hex
 
@@ -12,6 +13,7 @@ from tests.support.stored import stored_steps
 from tests.system.faults.fleet import Fleet
 
 from storage import StoreOptions, open_store
+from storage.embedded.server import start_embedded
 
 CALLS, POLLS, AGENTS, KILLS = 18, 3, 3, 6
 
@@ -36,7 +38,8 @@ async def agent(fleet: Fleet, rollout: str, dice: Random) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-async def test_each_step_answers_one_call_whatever_is_killed(server, tmp_path):
+async def test_each_step_answers_one_call_whatever_is_killed(tmp_path):
+    server = await start_embedded(tmp_path / "store", "acknowledged")
     prefix, dice = token_hex(8), Random(5)
     fleet = Fleet(tmp_path, server, prefix)
     names = [f"p{number}" for number in range(AGENTS)]
@@ -55,6 +58,7 @@ async def test_each_step_answers_one_call_whatever_is_killed(server, tmp_path):
                 await asyncio.wait([playing], timeout=dice.random() / 20)
                 if not playing.done():
                     await fleet.kill(http, dice.choice(fleet.proxies))
+                    os.kill(server._process.pid, signal.SIGKILL)  # the server restarts it
             played = await playing
         finally:
             await fleet.stop()
@@ -62,8 +66,8 @@ async def test_each_step_answers_one_call_whatever_is_killed(server, tmp_path):
     try:
         sources, *steps = [await stored_steps(store, name) for name in ("r1", *names)]
     finally:
-        with suppress(Exception):
-            await store.close()
+        await store.close()
+        await server.stop()
     for replies, own in zip(played, steps, strict=True):
         assert sorted(step.step_id for step in own) == sorted(step.step_id for step in sources)
         assert sorted(replies) == sorted(recorded)
