@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -51,11 +51,12 @@ class LoadedTape:
 class Played:
     """What a process knows of a playback: its tape, and the steps of it that are used, in order.
 
-    `delivered` and `undelivered`: of these, those whose client is known to have received the response, or not.
+    A step that is being stored has its task. `delivered` and `undelivered`: of these, those whose client is known to have
+    received the response, or not.
     """
 
     loaded: LoadedTape
-    used: dict[str, None]
+    used: dict[str, "asyncio.Task[Any] | None"]
     delivered: set[str] = field(default_factory=set)
     undelivered: set[str] = field(default_factory=set)
     replies: frozenset[bytes] | None = None  # the digests of the messages that continue the step `through`

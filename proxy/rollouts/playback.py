@@ -15,6 +15,7 @@ import orjson
 
 from proxy.continuation.turns import has_own_ids
 from proxy.errors import NotFound, UnprocessableRequest
+from proxy.protocols.engines.base import TEMPLATE_FIELDS
 from proxy.protocols.number_lists import prompt_of
 from proxy.protocols.plan import Plan, with_continuation
 from proxy.rollouts.live import LiveRollout, LoadedTape, Played
@@ -38,6 +39,7 @@ TAKEN_OVER: Final = ("model", "sampling", "tools", "reply", "continuation")  # t
 class Recorded:
     """What the tape has of a live call: the step with its key, and its messages, which differ in what is ignored."""
 
+    tape: Tape
     step: Step | None
     asked: Sequence[Any]
     messages: Sequence[Any]
@@ -106,8 +108,10 @@ class Tapes:
         found = await self._store.find(playback.of, step_id)
         if found is None:
             return None
+        step = played.tape.step(step_id)
+        size = len(found[1]) + (0 if step is None else 4 * step.place.length)
         async with played.loaded.lock:
-            return await off_loop(len(found[1]), _SHORT, decode, found[1], played.tape.reader, found[0])
+            return await off_loop(size, _SHORT, decode, found[1], played.tape.reader, found[0])
 
     async def has_branched(self, played: Played, playback: Playback, asked: Asked) -> bool:
         """Return whether a call reaches the branch step.
@@ -127,7 +131,7 @@ class Tapes:
             return name in played.used
         return not played.replies.isdisjoint(place.digest for place in asked.places)
 
-    async def _used(self, rollout: Rollout) -> dict[str, None]:
+    async def _used(self, rollout: Rollout) -> dict[str, "asyncio.Task[Any] | None"]:
         if not rollout.counts.get("inherited"):
             return {}
         return {step.step_id: None for step in await read_steps(self._store, rollout, whole=False) if step.inherited}
@@ -187,7 +191,8 @@ def inherited(
 def as_recorded(plan: Plan, recorded: Recorded, *, as_ids: bool) -> Plan:
     """Return the plan of a live call with what the tape has of it: its messages, and its prompt ids if they are the same.
 
-    They are if the step with its key was sampled by this kind of engine, this model and this policy.
+    They are if the step with its key was sampled by this kind of engine, this model and this policy, and no term of the
+    playback changes what a chat template reads.
     """
     messages = plan.body.get("messages")
     if messages == recorded.asked and messages != recorded.messages:
@@ -199,6 +204,8 @@ def as_recorded(plan: Plan, recorded: Recorded, *, as_ids: bool) -> Plan:
     sampled = step.inherited or Sampled(step.rollout_id, step.step_id)
     was = step.engine.kind, step.model_served, step.policy
     is_same = was == (plan.engine_facts.kind, plan.model_served, plan.policy) and len(step.prompts) == 1
+    one, other = ({name: body.get(name) for name in TEMPLATE_FIELDS[1:]} for body in (plan.body, step.body))
+    is_same = is_same and recorded.tape.compared(one) == recorded.tape.compared(other)
     if as_ids and is_same and step.prompts[0] and IMAGES not in step.extra and not has_own_ids(plan.body):
         facts = step.extra.get("continuation") or {}
         plan = with_continuation(plan, prompt_of(step.prompts[0][:], None), facts)

@@ -32,6 +32,7 @@ from proxy.rollouts.rollout import (
     POLICY_FIELD,
     TASK_FIELD,
     UNDELIVERED_MARK,
+    no_rollout,
     read_rollout,
 )
 from proxy.telemetry.logs import LOG
@@ -214,7 +215,7 @@ class Recorder:
     async def append_new(self, step: Step, live: LiveRollout, *, body_bytes: int, work_bytes: int) -> bool:
         """Store an inherited step; return false if the store has one with its id, which another call has stored.
 
-        Raises RolloutDeleted, and StoreUnavailable: without the store it is unknown which steps of a tape are used.
+        Raises NotFound: the rollout was deleted; StoreUnavailable: it is unknown which steps of a tape are used.
         """
         try:
             stored, entry, appended = await self._stored(step, live, body_bytes, work_bytes)
@@ -222,7 +223,7 @@ class Recorder:
                 found = await self._store.find(step.rollout_id, step.step_id)
                 return found is not None and found[1] == entry.record
         except RolloutDeleted:
-            raise
+            raise no_rollout(step.rollout_id) from None
         except StorageError as error:
             raise StoreUnavailable(f"The step could not be stored, so the call is not answered: {error}") from error
         asyncio.get_running_loop().call_soon(self._follow, stored, live, appended, body_bytes)

@@ -35,7 +35,9 @@ _SAMPLED_BY: Final = frozenset(
         "stop_sequences", "stop_token_ids", "ignore_eos", "reasoning", "reasoning_effort", "thinking",
         "thinking_token_budget", "chat_template", "chat_template_kwargs", "documents", "echo", "suffix", "logprobs",
         "top_logprobs", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens", "generationConfig",
-        "sampling_params", "mm_processor_kwargs",
+        "generation_config", "tool_config", "sampling_params", "mm_processor_kwargs", "image_data", "video_data", "audio_data",
+        "session_params", "input_embeds", "prompt_embeds", "use_beam_search", "grammar", "n_predict", "repeat_penalty",
+        "include_stop_str_in_output", "add_special_tokens", "custom_params", "custom_logit_processor", "vllm_xargs",
     }
 )  # fmt: skip
 _PROMPTS: Final = ("prompt", "text", "input_ids", "token_ids")  # of calls without messages
@@ -133,7 +135,7 @@ def _content(message: Mapping[str, Any], patterns: Sequence[Sequence[str]]) -> b
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         strings = [text for text in texts if isinstance(text, str)]
         if len(strings) < len(content):
-            other = [part for part in content if not (isinstance(part, dict) and part.get("type") == "text")]
+            other = [it for it in enumerate(content) if not (isinstance(it[1], dict) and it[1].get("type") == "text")]
             return b"\n".join(
                 (blanked("\n".join(strings), patterns).encode("utf-8", "surrogatepass"), orjson.dumps(other))
             )
@@ -211,7 +213,7 @@ class Tape:
 
     def ask(self, dialect: str, request: Mapping[str, Any], body: Mapping[str, Any]) -> Asked:
         """Return what a call asks for. `request` is the client's body; `body` has the messages for the engine."""
-        fields = self._fields(
+        fields = self.compared(
             {name: value for name, value in request.items() if name in _SAMPLED_BY and value is not None}
         )
         messages = body.get("messages")
@@ -296,7 +298,7 @@ class Tape:
             self._by_digest.setdefault(place.digest, place)
         return place
 
-    def _fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    def compared(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return fields without what the patterns match in the descriptions of tools."""
         tools = fields.get("tools")
         if not self._patterns or not isinstance(tools, list):
@@ -308,7 +310,7 @@ class Tape:
         given = call.fields(_SAMPLED_BY)
         name = _dump(given)
         if name not in self._known_fields:
-            self._known_fields[name] = _fields_digest(self._fields(call.read(given, self.reader)))
+            self._known_fields[name] = _fields_digest(self.compared(call.read(given, self.reader)))
         return self._known_fields[name]
 
 

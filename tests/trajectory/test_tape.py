@@ -213,3 +213,16 @@ def test_a_recorded_list_of_messages_is_found_and_a_longer_one_is_not(messages):
     tape = tape_of(recorded(messages))
     assert finds(tape, messages) == ["s1"]
     assert finds(tape, [*messages, {"role": "user", "content": "more"}]) == []
+
+
+@pytest.mark.parametrize("field", ["image_data", "use_beam_search", "grammar"])
+def test_what_an_engine_reads_besides_a_prompt_makes_a_difference(field):
+    tape = Tape()
+    assert tape.ask("generate", {"text": "a", field: "b"}, {}).key != tape.ask("generate", {"text": "a"}, {}).key
+
+
+def test_an_image_at_another_place_makes_a_difference():
+    text, image = {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "b"}}
+    contents = [text, image, text], [text, text, image]
+    asked = [Tape().ask("chat", {}, {"messages": [{"role": "user", "content": content}]}) for content in contents]
+    assert asked[0].key != asked[1].key

@@ -224,7 +224,7 @@ async def _continued(call: Call, plan: Plan, endpoint: Endpoint, *, as_ids: bool
     continuation, recorded = call.context.continuation, call.recorded
     if recorded is not None:
         takes_ids = as_ids and not endpoint.continuation_fault.for_rollout(call.rollout.rollout_id)
-        plan = await off_loop(call.work_bytes, LARGE_BYTES, as_recorded, plan, recorded, as_ids=takes_ids)
+        plan = await off_loop(call.body_bytes, LARGE_BYTES, as_recorded, plan, recorded, as_ids=takes_ids)
     if not as_ids:
         return continuation.refused(plan)
     if plan.prompt is not None:

@@ -29,9 +29,10 @@ from proxy.rollouts.stored_fields import marked
 from proxy.trajectory.codec import UnreadableRecord
 from proxy.trajectory.step import Step
 from proxy.trajectory.tape import Asked, Tape, TapeStep, difference, from_difference
-from proxy.upstream.concurrency import LARGE_BYTES, PLAIN_BYTES, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, PLAIN_BYTES, in_thread, off_loop
 from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER
 
+_BYTES_PER_MESSAGE: Final = 100  # to read thousands from a tape takes milliseconds
 PLAYBACK_HEADER: Final = "X-Playback"  # of a response: `answered` from the tape, or `again`
 
 
@@ -42,7 +43,7 @@ async def name_playback(call: Call, served: ServedTapes) -> None:
         return
     adapter, headers = call.adapter, call.request.headers
     follows = isinstance(adapter, TranslatedCall) and (adapter.references.items or adapter.references.previous_response)
-    asked = None if follows else await off_loop(call.work_bytes, LARGE_BYTES, _ask, call, tape.loaded.tape)
+    asked = None if follows else await off_loop(call.body_bytes, LARGE_BYTES, _ask, call, tape.loaded.tape)
     is_retry = bool(retry_fields(headers.get(COUNT, "")))
     call.rollout_id = await served.playback(tape, None if asked is None else asked.key, is_retry=is_retry)
     call.is_named = True
@@ -60,9 +61,10 @@ async def answer(call: Call, attempt: Attempt) -> web.StreamResponse | None:
     playback = call.rollout.playback
     assert playback is not None
     played = await context.tapes.play(live, playback)
+    context.rollouts.keep(live)  # with its tape
     if played is None and ((played := live.played) is None or not _is_over(call, playback)):
         _gone(call, playback)
-    asked = await off_loop(call.work_bytes, LARGE_BYTES, _ask, call, played.tape)
+    asked = await off_loop(call.body_bytes, LARGE_BYTES, _ask, call, played.tape)  # of all messages, not the fresh ones
     steps = played.tape.equal(asked.key, playback.end)
     if (response := await _answered(call, attempt, played, playback, steps)) is not None:
         return response
@@ -132,7 +134,10 @@ async def _to_repeat(call: Call, attempt: Attempt, played: Played, steps: Sequen
 
     A client that retries a call may have received earlier equal ones: of these it gets none while there is an unused one.
     """
+    is_retry = bool(attempt.extra.get("attempt") or retry_fields(call.request.headers.get(COUNT, "")))
     by_id = {step.step_id: step for step in steps if not step.is_rejection}  # whoever retries that has received it
+    while is_retry and (storing := [task for name in by_id if (task := played.used.get(name)) is not None]):
+        await asyncio.wait(storing)  # of the first attempt, perhaps
     used = [by_id[step_id] for step_id in reversed(played.used) if step_id in by_id]
     if not used:
         return None
@@ -141,7 +146,7 @@ async def _to_repeat(call: Call, attempt: Attempt, played: Played, steps: Sequen
     missed = played.undelivered | read_marks(marks).undelivered
     if (step := next((step for step in used if step.step_id in missed), None)) is not None:
         return step
-    if not (attempt.extra.get("attempt") or retry_fields(call.request.headers.get(COUNT, ""))):
+    if not is_retry:
         return None
     received = played.delivered | marked(marks, DELIVERED_MARK)
     if (step := next((step for step in used if step.step_id not in received), None)) is not None:
@@ -156,40 +161,20 @@ async def _use(
 
     `is_only`: no other step of the tape has its key.
     """
-    context, rollout, recorder = call.context, call.rollout, call.context.recorder
-    played.used[step.step_id] = None  # before anything is awaited: calls of this process never try the same step
-    stored = None
+    recorder, rollout, response = call.context.recorder, call.rollout, None
+    # Before anything is awaited: calls of this process never try the same step. The task goes on if the client disconnects.
+    storing = played.used[step.step_id] = recorder.tasks.start(_store(call, attempt, played, playback, step))
     try:
-        stored = await _stored_answer(call, attempt, played, playback, step)
-        if stored is not None and attempt.marks:
-            marks = {
-                name: orjson.dumps({**orjson.loads(it), "step_id": step.step_id}) for name, it in attempt.marks.items()
-            }
-            await context.idempotency_keys.begin(rollout, replace(attempt, marks=marks))
-    finally:
-        if stored is None:
-            played.used.pop(step.step_id, None)
-    if stored is None:
-        return None
-    sizes = {"body_bytes": call.body_bytes + len(stored.body), "work_bytes": call.work_bytes + len(stored.body)}
-    storing = recorder.tasks.start(recorder.append_new(stored.step, call.admitted.live, **sizes))
-    try:
-        if not await asyncio.shield(storing):
+        if (stored := await asyncio.shield(storing)) is None:
             return None
-    except asyncio.CancelledError:  # the client has disconnected
-        recorder.tasks.start(_missed(call, played, stored.step, storing))
-        raise
-    except BaseException:  # it may be stored all the same: whoever finds it used gets it again
-        played.used.pop(step.step_id, None)
-        played.undelivered.add(step.step_id)
-        raise
-    attempt.stored.set()
-    played.undelivered.discard(step.step_id)
-    context.metrics.playback_calls.labels("answered").inc()
-    response = await respond(call, stored, {PLAYBACK_HEADER: "answered"})
+        attempt.stored.set()
+        played.undelivered.discard(step.step_id)
+        call.context.metrics.playback_calls.labels("answered").inc()
+        response = await respond(call, stored, {PLAYBACK_HEADER: "answered"})
+    finally:
+        if response is None:
+            recorder.tasks.start(_missed(call, played, storing))
     if response is None:
-        played.undelivered.add(step.step_id)
-        recorder.mark_undelivered(stored.step, rollout.incarnation)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
     played.delivered.add(step.step_id)
     if not is_only:  # what a retry gets depends on it, in any process
@@ -197,14 +182,37 @@ async def _use(
     return response
 
 
-async def _missed(call: Call, played: Played, step: Step, storing: "asyncio.Task[bool]") -> None:
-    """Once a step is stored, mark it as undelivered; if it is not, it is unused."""
+async def _store(
+    call: Call, attempt: Attempt, played: Played, playback: Playback, step: TapeStep
+) -> StoredAnswer | None:
+    """Return the response of a step once its inherited step is stored; None as `_use`. After an error, the step is unused."""
+    context, rollout, name = call.context, call.rollout, step.step_id
+    try:
+        if (stored := await _stored_answer(call, attempt, played, playback, step)) is None:
+            del played.used[name]
+            return None
+        if attempt.marks:
+            marks = {mark: orjson.dumps({**orjson.loads(it), "step_id": name}) for mark, it in attempt.marks.items()}
+            await context.idempotency_keys.begin(rollout, replace(attempt, marks=marks))
+        sizes = {"body_bytes": call.body_bytes + len(stored.body), "work_bytes": call.work_bytes + len(stored.body)}
+        try:
+            is_own = await context.recorder.append_new(stored.step, call.admitted.live, **sizes)
+        except BaseException:  # it may be stored all the same: whoever finds it used gets it again
+            played.undelivered.add(name)
+            raise
+    except BaseException:
+        del played.used[name]
+        raise
+    played.used[name] = None
+    return stored if is_own else None
+
+
+async def _missed(call: Call, played: Played, storing: "asyncio.Task[StoredAnswer | None]") -> None:
+    """Mark a step as undelivered, once this call has stored it."""
     await asyncio.wait([storing])
-    if storing.exception() is None:
-        played.undelivered.add(step.step_id)
-        call.context.recorder.mark_undelivered(step, call.rollout.incarnation)
-    else:
-        played.used.pop(step.step_id, None)
+    if storing.exception() is None and (stored := storing.result()) is not None:
+        played.undelivered.add(stored.step.step_id)
+        call.context.recorder.mark_undelivered(stored.step, call.rollout.incarnation)
 
 
 async def _again(call: Call, played: Played, playback: Playback, step: TapeStep) -> web.StreamResponse:
@@ -272,23 +280,18 @@ async def _is_live(call: Call, played: Played, playback: Playback, asked: Asked)
 async def _refuse(call: Call, played: Played, playback: Playback, asked: Asked) -> NoReturn:
     """Raise PlaybackMismatch with the first difference from the nearest unused step; count it in the rollout."""
     context, tape = call.context, played.tape
-    unused = [step for step in tape.steps[: playback.end] if step.is_answerable and step.step_id not in played.used]
-    found = await off_loop(
-        call.work_bytes + LARGE_BYTES * (len(unused) // 1000), LARGE_BYTES, tape.nearest, asked, unused
-    )
+    async with played.loaded.lock:
+        found = await in_thread(_nearest, played, playback, asked)
     why: dict[str, Any] = {"step_id": None, "path": None, "value": None, "recorded": None}
     if found is None:
         message = f"All {playback.answerable} calls of the tape are answered."
     else:
-        step, shared = found
+        step, differs = found
         why["step_id"] = step.step_id
-        async with played.loaded.lock:
-            recorded = tape.messages(step)
-        if shared < max(len(asked.messages), len(recorded)):
-            why["path"], why["value"], why["recorded"] = difference(asked.messages, recorded, shared)
-        else:
-            origin = await context.tapes.read(played, playback, step.step_id)
-            own = {} if origin is None else tape.ask(origin.dialect, origin.request, origin.body).fields
+        if differs is not None:
+            why["path"], why["value"], why["recorded"] = differs
+        elif (origin := await context.tapes.read(played, playback, step.step_id)) is not None:
+            own = (await in_thread(tape.ask, origin.dialect, origin.request, origin.body)).fields
             names = [
                 name for name in sorted(asked.fields.keys() | own.keys()) if asked.fields.get(name) != own.get(name)
             ]
@@ -311,6 +314,20 @@ async def _refuse(call: Call, played: Played, playback: Playback, asked: Asked) 
     raise PlaybackMismatch(f"Rollout {call.rollout.rollout_id!r} is a playback of {playback.of!r}. {message}")
 
 
+def _nearest(
+    played: Played, playback: Playback, asked: Asked
+) -> tuple[TapeStep, tuple[str, str | None, str | None] | None] | None:
+    """Return the nearest unused step, and where its messages differ from the call's, if they do; None without any."""
+    tape = played.tape
+    unused = [step for step in tape.steps[: playback.end] if step.is_answerable and step.step_id not in played.used]
+    if (found := tape.nearest(asked, unused)) is None:
+        return None
+    step, shared = found
+    recorded = tape.messages(step)
+    is_equal = shared >= max(len(asked.messages), len(recorded))
+    return step, None if is_equal else difference(asked.messages, recorded, shared)
+
+
 async def _recorded(tapes: Tapes, played: Played, playback: Playback, asked: Asked) -> Recorded:
     """Return what the tape has of a live call: the branch step, if it has its key, else the only step that has it.
 
@@ -326,9 +343,10 @@ async def _recorded(tapes: Tapes, played: Played, playback: Playback, asked: Ask
     except UnreadableRecord:
         origin = None
     if not playback.ignore:
-        return Recorded(origin, asked.messages, asked.messages)
+        return Recorded(played.tape, origin, asked.messages, asked.messages)
     async with played.loaded.lock:
-        return Recorded(origin, asked.messages, played.tape.restored(asked, length))
+        restored = await off_loop(_BYTES_PER_MESSAGE * length, LARGE_BYTES, played.tape.restored, asked, length)
+    return Recorded(played.tape, origin, asked.messages, restored)
 
 
 async def respond(call: Call, stored: StoredAnswer, headers: Mapping[str, str]) -> web.StreamResponse | None:

@@ -366,7 +366,7 @@ class Engine(Protocol):
         ...
 
 
-# The fields of a chat body that determine its prompt.
+# The fields of a chat body that determine its prompt, its messages first.
 TEMPLATE_FIELDS: Final = (
     "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
     "reasoning_effort",
