@@ -108,11 +108,11 @@ async def _sampled(
             return "sampled before"
         path, body = _call_of(step)
         url, key = opened["base_url"].removesuffix("/v1") + path, opened["api_key"]
-        async with agents.post(url, json=body, headers={"Authorization": f"Bearer {key}"}) as response:
-            raw = await response.read()
-        if response.status != 200:
-            return f"failed: {error_from_response(response.status, {}, raw).message}"
-        prompts = [sampled["prompt_ids"] async for sampled in control.steps(name)]
+        while not (prompts := await _prompts(control, name)):  # the tape answers calls that are equal to an earlier one
+            async with agents.post(url, json=body, headers={"Authorization": f"Bearer {key}"}) as response:
+                raw = await response.read()
+            if response.status != 200:
+                return f"failed: {error_from_response(response.status, {}, raw).message}"
         if step["prompt_ids"] not in prompts:
             await control.delete_rollout(name)
             return "refused: the engine renders the messages otherwise; its tokenizer or template is another"
@@ -120,6 +120,12 @@ async def _sampled(
     except (OSError, aiohttp.ClientError) as error:
         return f"failed: {error}"
     return "sampled"
+
+
+async def _prompts(control: Control, name: str) -> list[list[int] | None]:
+    """Return the prompts that were sampled in a rollout: also by a command that was interrupted."""
+    steps = control.steps(name)
+    return [it["prompt_ids"] async for it in steps if it["status"] == "complete" and "inherited" not in it["extra"]]
 
 
 def _call_of(step: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -72,3 +72,24 @@ async def test_an_engine_that_renders_otherwise_is_refused(http, store, capsys, 
     assert not is_well
     assert [what.partition(":")[0] for what in counts if what.startswith("refused")] == ["refused"]
     assert await store.get(f"r1~third~{(await stored_steps(store, 'r1'))[0].step_id}~0") is None
+
+
+async def test_equal_calls_are_each_sampled(http, url, store, capsys):
+    """The tape of the second one has the first one, whose key is the same."""
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 1.0, "max_tokens": 8}
+    for _ in range(2):
+        async with http.post(f"{url}/rollouts/r2/v1/chat/completions", json=chat) as response:
+            await response.read()
+    assert await ran(url, capsys, "r2") == (True, {"sampled": 2})
+    for source in await stored_steps(store, "r2"):
+        steps = await stored_steps(store, f"r2~none~{source.step_id}~0")
+        assert [step.inherited for step in steps][-1:] == [None]
+
+
+async def test_a_command_that_was_interrupted_after_a_call_samples_it_once(http, url, store, capsys):
+    await ran(url, capsys, "r1")
+    name = f"r1~none~{(await stored_steps(store, 'r1'))[0].step_id}~0"
+    for field in ("status", "finished_ms"):
+        await store.update_if(name, {field: None}, expect={}, now_ms=1)
+    await ran(url, capsys, "r1")
+    assert len(await stored_steps(store, name)) == 1

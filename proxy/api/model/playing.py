@@ -174,6 +174,7 @@ async def _use(
     finally:
         if response is None:
             recorder.tasks.start(_missed(call, played, storing))
+        del storing  # its error and this frame refer to each other
     if response is None:
         return web.Response(status=CLIENT_CLOSED_REQUEST)
     played.delivered.add(step.step_id)
