@@ -244,8 +244,9 @@ def test_only_listed_modules_start_http_servers_or_clients():
     assert ([], []) == (serving, calling)
 
 
-def test_the_client_package_imports_only_httpx2_and_openai():
-    """`tokentape` works without the server's dependencies; its command imports the server lazily, its fixture pytest."""
+def test_the_client_package_imports_only_httpx2_openai_and_numpy():
+    """`tokentape` works without the server's dependencies; its command imports the server lazily, its fixture pytest, and one
+    method numpy."""
     imported = {
         name.split(".")[0]
         for path in SOURCES
@@ -253,7 +254,7 @@ def test_the_client_package_imports_only_httpx2_and_openai():
         for name in imported_modules(path, whole=True)
     }
 
-    assert {"httpx2", "openai", "pytest", "tokentape"} == imported - sys.stdlib_module_names
+    assert {"httpx2", "numpy", "openai", "pytest", "tokentape"} == imported - sys.stdlib_module_names
 
 
 def test_there_is_no_import_cycle():

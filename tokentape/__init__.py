@@ -5,13 +5,14 @@
     transport       Request, ClientError, the retry policy, and waits
     batches         batches as an async iterator that keeps their leases alive
     managed_server  ManagedServer with the names, arguments and results of Atropos' own, and its OpenAI adapter
+    mismatch_sums   mismatch: how a trainer's logprobs differ from the recorded ones
     nodes           SequenceNode, and the texts of nodes
     testing         a pytest fixture that records an agent once, and plays it back
     types           the JSON of responses as TypedDicts
     __main__        the `tokentape` command, which starts the server's command line
 
 `import tokentape` loads nothing else; a name is imported when it is first used. The clients require httpx2
-(`pip install '.[client]'` in a clone), ManagedServer also requires openai.
+(`pip install '.[client]'` in a clone), ManagedServer also requires openai, and mismatch numpy.
 
 >>> from openai import OpenAI
 >>> from tokentape import Client
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tokentape.batches import Batch
     from tokentape.clients import AsyncClient, Client
     from tokentape.managed_server import InexactStep, ManagedServer, ManagedServerAdapter
+    from tokentape.mismatch_sums import mismatch
     from tokentape.nodes import SequenceNode
     from tokentape.transport import ClientError
     from tokentape.types import ClaimedGroup
@@ -46,6 +48,7 @@ __all__ = [
     "ManagedServer",
     "ManagedServerAdapter",
     "SequenceNode",
+    "mismatch",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take __getattr__ for a module that has every name
@@ -59,6 +62,7 @@ if not TYPE_CHECKING:  # a type checker would take __getattr__ for a module that
         "ManagedServer": "managed_server",
         "ManagedServerAdapter": "managed_server",
         "SequenceNode": "nodes",
+        "mismatch": "mismatch_sums",
     }
 
     def __getattr__(name: str) -> Any:

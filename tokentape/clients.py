@@ -319,6 +319,8 @@ class Client:
     ack_batch = _blocking(ControlApi.ack_batch)
     release_batch = _blocking(ControlApi.release_batch)
     extend_batch = _blocking(ControlApi.extend_batch)
+    mismatch = _blocking(ControlApi.mismatch)
+    batch_mismatch = _blocking(ControlApi.batch_mismatch)
     batches = _iterating(ControlApi.batches, BlockingBatch)
     policies = _blocking(ControlApi.policies)
     policy = _blocking(ControlApi.policy)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from importlib import import_module
 from typing import Any, Final, Literal, cast
 from urllib.parse import quote
 from uuid import uuid4
@@ -16,6 +17,7 @@ from tokentape.transport import (
     Transport,
     Wait,
     parse_json,
+    require,
     retry_delay,
 )
 from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Rollout, Step
@@ -314,6 +316,29 @@ class ControlApi:
         return cast(
             "BatchResult", await self.send("POST", path_of("batches", batch_id, "extend"), {"lease_s": lease_s})
         )
+
+    async def mismatch(
+        self,
+        batch: Any,
+        rows: Sequence[Mapping[str, Any]],
+        logprobs: Sequence[Any],
+        *,
+        policy_version: str | int,
+        rank: int = 0,
+    ) -> dict[str, Any]:
+        """Report how a trainer's logprobs of rows of a batch (or its ID) differ from the recorded ones; return the verdicts.
+
+        `tokentape.mismatch` describes the arguments, and computes what is sent: about 20 kB. Each rank reports its own rows,
+        each row once; a repeated report counts once. Raises ValueError for a row that is not of the batch.
+        """
+        require("numpy", user="mismatch", requirement="numpy>=2")
+        report = import_module("tokentape.mismatch_sums").report
+        batch_id, body = report(batch, rows, logprobs, policy_version=policy_version, rank=rank)
+        return cast("dict[str, Any]", await self.send("POST", path_of("batches", batch_id, "mismatch"), body))
+
+    async def batch_mismatch(self, batch_id: str) -> dict[str, Any]:
+        """Return the sums of all parts of a batch's mismatch, their means by cell, and the verdicts."""
+        return cast("dict[str, Any]", await self.send("GET", path_of("batches", batch_id, "mismatch")))
 
     def batches(
         self,

@@ -262,6 +262,8 @@ REWARDS = Row("Rewards", [
           *((quantile(share, "rollout_tokens"), legend) for share, legend in QUANTILES)),
     graph("Staleness at the claim", "Announced policy version minus the oldest of a group's tokens.", "short",
           *((quantile(share, "claim_staleness"), legend) for share, legend in QUANTILES)),
+    graph("Mismatch", "Mean absolute difference of the trainer's logprobs from the recorded ones, of the last reported batch.",
+          "none", (gauge("mismatch_abs_mean", "policy", "max"), "{{policy}}")),
     graph("Epochs of policies", "A new one begins if a run continues from an earlier version; groups from before are dropped.",
           "short", (gauge("policy_epoch", "policy", "max"), "{{policy}}"), width=12),
     graph("Steps of unknown staleness", "Their policy version is not a number.", "suffix: /s",

@@ -7,6 +7,8 @@
 report: drop or correct such spans.
 `resumed` of a span: how many times its call was interrupted and resumed; `mixed`: it was, or may have been, sampled over the
 cache of an earlier version, because the weights changed under the call. Both are absent in other spans.
+`endpoint`, `engine` (its kind), `model` (an adapter has its own name) and `logprobs_mode` of a span are of its call; `top_p`,
+`top_k` and `min_p` are present if they truncated its sampling.
 `routed_experts` of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and experts
 (SGLang: of tokens, and layers times experts); absent if a step lacks some.
 `inherited`, where a row of a playback leaves what it inherited: the last step before its first live token, the rollout that
@@ -62,6 +64,13 @@ class SequencesFormat(SequenceView):
                 "logprobs_over": TEXT,
                 "resumed": COUNT,
                 "mixed": FLAG,
+                "endpoint": TEXT,
+                "engine": TEXT,
+                "model": TEXT,
+                "logprobs_mode": TEXT,
+                "top_p": LOGPROB,
+                "top_k": COUNT,
+                "min_p": LOGPROB,
             }
         ],
         "finish_reason": TEXT,

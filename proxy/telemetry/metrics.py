@@ -267,6 +267,10 @@ class Metrics:
         "Announced policy version minus the oldest of a group's tokens of its epoch, when it is claimed; 0 if these are ahead.",
         "policy", buckets=_VERSIONS, initial=[()],
     )
+    mismatch_abs_mean: Gauge = _metric(
+        "Mean absolute difference of the trainer's logprobs from the recorded ones, of the last batch that was reported "
+        "(docs/mismatch.md).", "policy", workers=max,
+    )
     policy_epoch: Gauge = _metric(
         "Announced epoch of the policy: how often a run began from an earlier version.", "policy", initial=[()], workers=max
     )

@@ -148,11 +148,18 @@ class SequenceSpan(Struct, frozen=True):
     logprobs_over: Literal["mask", "truncated"] | None = None  # `Step.logprobs_over`
     resumed: int = 0  # `Step.resumed`
     mixed: bool = False  # after `mixed_from`
+    endpoint: str | None = None  # its label
+    engine: str | None = None  # the kind of the engine
+    model: str | None = None  # that the engine served: a LoRA adapter has its own
+    logprobs_mode: str | None = None  # of the engine's logprobs
+    top_p: float | None = None  # these three if they truncated the sampling
+    top_k: int | None = None
+    min_p: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the span as JSON has it: what few spans have is not written for the others."""
         shown = asdict(self)
-        for name in ("epoch", "logprobs_over", "resumed", "mixed"):
+        for name in ("epoch", "logprobs_over", "resumed", "mixed", "top_p", "top_k", "min_p"):
             if not shown[name]:
                 del shown[name]
         return shown
@@ -512,6 +519,8 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     step = node.step
     temperature, constrained = temperature_of(step), step.constrained
     logprobs_over, mixed = step.logprobs_over(node.choice), mixed_from(step, node.choice)
+    mode = step.sampling.get("logprobs_mode")
+    mode, truncation = mode if isinstance(mode, str) else None, step.truncation
     return [
         SequenceSpan(
             start=node.start + span.start,
@@ -526,6 +535,11 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
             logprobs_over=logprobs_over,
             resumed=step.resumed,
             mixed=mixed is not None and span.start >= mixed,
+            endpoint=step.engine.name,
+            engine=step.engine.kind,
+            model=step.model_served,
+            logprobs_mode=mode,
+            **truncation,
         )
         for span in version_spans(step, node.choice)
     ]

@@ -21,6 +21,7 @@ BRANCHED_FROM: Final = "branched_from"  # in `extra`: the step whose call a live
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
+_LARGEST: Final = 2**31  # of a sampling setting; a NaN is not below it
 _OTHERS: Final = frozenset[Dialect]({"completions", "generate", "sglang_generate"})  # others are translated to chat
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
@@ -197,6 +198,17 @@ class Step:
             return "mask"
         is_truncated = any(self.sampling.get(name) not in (None, *neutral) for name, neutral in _TRUNCATES.items())
         return "truncated" if is_truncated else None
+
+    @property
+    def truncation(self) -> dict[str, Any]:
+        """Return those of top_p, top_k and min_p that truncated the sampling. Values that are no numbers have no effect."""
+        return {
+            name: value
+            for name, neutral in _TRUNCATES.items()
+            if (type(value := self.sampling.get(name)) is int or (type(value) is float and name != "top_k"))
+            and value not in neutral
+            and abs(value) < _LARGEST
+        }
 
     @property
     def experts_start(self) -> int:

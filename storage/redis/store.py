@@ -42,6 +42,7 @@ from storage.redis.scripts import Call, Command, RunScript, RunScripts, Script, 
 from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
 from storage.redis.timers import Timers
 from storage.types import (
+    MAX_LEASE_MS,
     Announcement,
     Appended,
     Beat,
@@ -165,6 +166,7 @@ class Cache:
 _DELETED, _EXPIRED, _MISSING = -1, -2, -3  # results of append.lua
 _PROBE_LIFETIME_MS: Final = 1000
 _BATCH_TTL_S: Final = 7 * 86_400
+_MISMATCH_TTL_S: Final = MAX_LEASE_MS // 1000 + 3600
 _NO_BARRIER: Final = Barrier()
 
 
@@ -256,6 +258,11 @@ class Store:
     def batches(self) -> "Store":
         """The batches, stored like groups, with a lifetime of at most one week."""
         return self._namespace(self.layout.batches, min(self._ttl_s or _BATCH_TTL_S, _BATCH_TTL_S))
+
+    @cached_property
+    def mismatches(self) -> "Store":
+        """What trainers reported of batches, in their namespace, with a lifetime of an hour more than the longest lease."""
+        return self._namespace(self.layout.batches, min(self._ttl_s or _MISMATCH_TTL_S, _MISMATCH_TTL_S))
 
     def same_slot(self, group: str, rollout: str) -> bool:
         """Return whether a group and a rollout with these names can be opened together: one pair per bucket can."""

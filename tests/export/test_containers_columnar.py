@@ -37,7 +37,7 @@ def named(name, row):
     fields = row if isinstance(row, dict) else dict(zip(columns, row, strict=True))
     values = {column: fields.get(column) for column in columns}
     if name == "sequences":
-        rare = ("epoch", "logprobs_over", "resumed", "mixed")
+        rare = ("epoch", "logprobs_over", "resumed", "mixed", "top_p", "top_k", "min_p")
         values["spans"] = [{**span, **{name: span.get(name) for name in rare}} for span in values["spans"]]
     return {
         column: orjson.dumps(value).decode() if columns[column] == "json" and value is not None else value

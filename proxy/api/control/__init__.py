@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from proxy.api.control import batches, branches, claims, engines, exports, groups, rollouts, schemas, steps
+from proxy.api.control import batches, branches, claims, engines, exports, groups, mismatch, rollouts, schemas, steps
 from proxy.api.health import show_health, show_metrics, show_ready
 from proxy.api.requests import Route, route
 
@@ -90,6 +90,11 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
         *_CHANGED, body=schemas.ReleaseBatch,
     ),
     route("post", f"{_B}/extend", batches.extend_batch, "Extend the lease of a batch.", *_CHANGED, body=schemas.ExtendBatch),
+    route(
+        "post", f"{_B}/mismatch", mismatch.post_mismatch, "Report how the trainer's logprobs of a batch differ.",
+        200, 400, 409, 422, body=schemas.PostMismatch,
+    ),
+    route("get", f"{_B}/mismatch", mismatch.show_mismatch, "Get the mismatch of a batch, and its verdicts.", 200, 404),
     route(
         "get", "/training", groups.show_training, "Get what the newest groups of a policy earned.",
         *_READ, query=schemas.ShowTraining,

@@ -84,7 +84,7 @@ async def ack_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/ack`: remove its groups from the queue. 409 if its lease on all of them has expired."""
     context = request.app[CONTEXT]
     ack = await body_from(request, AckBatch)
-    batch = await _batch_from(request, ending="acked")
+    batch = await batch_from(request, ending="acked")
     if batch.answer is not None:
         return json_response(batch.answer)
     fields = state_fields(batch.policy, status="done", batch_id=batch.batch_id)
@@ -130,7 +130,7 @@ async def release_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/release`: return its groups to their positions in the queue."""
     context = request.app[CONTEXT]
     await body_from(request, ReleaseBatch)
-    batch = await _batch_from(request, ending="released")
+    batch = await batch_from(request, ending="released")
     if batch.answer is not None:
         return json_response(batch.answer)
     released = [entry.group for entry in batch.held if await release(context, batch.batch_id, entry)]
@@ -142,7 +142,7 @@ async def extend_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/extend`: renew the lease for `lease_s` from now. 409 if its lease on all groups has expired."""
     context = request.app[CONTEXT]
     extend = await body_from(request, ExtendBatch)
-    batch = await _batch_from(request, ending=None)
+    batch = await batch_from(request, ending=None)
     lease_ms, now_ms = extend.lease_ms, context.clock.now_ms()
     fields = held_fields(ClaimId(batch.policy, batch.batch_id), batch.consumer, now_ms + lease_ms)
     entries = dict.fromkeys(batch.held, fields)
@@ -154,7 +154,7 @@ async def extend_batch(request: web.Request) -> web.Response:
     return json_response(shown)
 
 
-async def _batch_from(request: web.Request, *, ending: Ending | None) -> Batch:
+async def batch_from(request: web.Request, *, ending: Ending | None) -> Batch:
     """Return the batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
     name = rollout_id_from(request)
     stored = await request.app[CONTEXT].store.batches.get(name)

@@ -1,0 +1,139 @@
+"""Sums of mismatches add up in any order, are checked, and name their cause."""
+
+import copy
+import random
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from benchmarks.mismatch import CAUSES, SEEDS, VERSION, Batch, simulated, verdicts
+from proxy.rollouts.mismatch import contradiction, described, is_too_large, merged, tokens_of, verdicts_of
+from tokentape.mismatch_sums import mismatch
+
+
+def sums_of(cause="bfloat16", *, version=VERSION, rows=slice(None)):
+    batch = Batch(np.random.default_rng(1))
+    CAUSES[cause][0](batch)
+    claimed, logprobs = simulated(batch)
+    return mismatch(claimed[rows], logprobs[rows], policy_version=version)
+
+
+def named(sums):
+    return [verdict.verdict for verdict in verdicts_of(sums)]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_has_its_verdict_and_no_other(cause):
+    """Also where tasks of one endpoint, and first tokens of replies, are less certain than others."""
+    expected = CAUSES[cause][1]
+
+    assert [expected] * SEEDS == [verdicts(cause, seed) for seed in range(SEEDS)]
+
+
+def test_parts_in_any_order_have_the_same_sums():
+    parts = [sums_of(rows=slice(start, start + 4)) for start in range(0, 16, 4)]
+    whole, expected = sums_of(), reduce(merged, parts)
+    for _ in range(5):
+        random.Random(0).shuffle(parts)
+        assert expected == reduce(merged, parts)
+
+    assert contradiction(expected) is None
+    assert tokens_of(whole) == tokens_of(expected) == 16 * 6 * 32
+    assert described(whole)["cells"]["all"]["all"] == pytest.approx(
+        described(expected)["cells"]["all"]["all"], abs=1e-9
+    )
+    assert whole["neighbours"][0] == expected["neighbours"][0]
+    assert whole["sequences"] == pytest.approx(expected["sequences"], abs=8)
+
+
+def test_a_direction_and_an_endpoint_are_named():
+    (raw,) = verdicts_of(sums_of("temperature 0.7, engine raw"))
+    (divided,) = verdicts_of(sums_of("temperature 0.7, trainer raw"))
+    (stale,) = verdicts_of(sums_of("one endpoint with older weights"))
+
+    assert "0.7" == raw.of == divided.of
+    assert raw.why.startswith("the trainer divides")
+    assert divided.why.startswith("the trainer does not divide")
+    assert "engine-1" == stale.of
+
+
+def test_without_tokens_of_the_reported_version_verdicts_about_weights_are_unknown():
+    assert ["unknown"] == named(sums_of("one endpoint with older weights", version="9"))
+    assert ["heavy_tail", "unknown"] == named(sums_of("experts routed otherwise", version="9"))
+    assert ["shifted"] == named(sums_of("rows shifted by one", version="9"))
+
+
+def test_few_tokens_have_no_verdict():
+    assert ["too_few"] == named(sums_of("rows shifted by one", rows=slice(1)))
+    assert ["too_few"] == named(mismatch([], [], policy_version="7"))
+
+
+def change_histogram(sums):
+    sums["cells"]["all"]["all"]["histogram"][3] += 1
+
+
+def change_count(sums):
+    sums["cells"]["place"]["rest"]["bins"][2][0] += 1
+    sums["cells"]["place"]["rest"]["histogram"][2] += 1
+
+
+def change_size(sums):
+    sums["cells"]["all"]["all"]["bins"][6][2] = 0
+
+
+def change_square(sums):
+    sums["cells"]["all"]["all"]["bins"][6][3] //= 10
+
+
+def drop_dimension(sums):
+    del sums["cells"]["lag"]
+
+
+def add_empty(sums):
+    sums["cells"]["lag"]["9"] = {"bins": [[0] * 5 for _ in range(12)], "histogram": [0] * 64, "tail": 0}
+
+
+def change_tail(sums):
+    sums["cells"]["all"]["all"]["tail"] = 10**6
+
+
+def change_uncertain(sums):
+    sums["uncertain"][0] += 10**6
+
+
+def change_neighbours(sums):
+    sums["neighbours"][1] = -1
+
+
+def change_slope(sums):
+    sums["slopes"]["1"][0] = 0
+
+
+def add_support(sums):
+    sums["support"]["x"] = [5, 0, 0, 6, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_histogram, change_count, change_size, change_square, drop_dimension, add_empty, change_tail, change_uncertain,
+        change_neighbours, change_slope, add_support,
+    ],
+)  # fmt: skip
+def test_sums_that_no_tokens_have_contradict_each_other(change):
+    sums = copy.deepcopy(sums_of())
+    assert contradiction(sums) is None
+    change(sums)
+
+    assert contradiction(sums)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_sums_of_tokens_never_contradict_each_other(cause):
+    assert contradiction(sums_of(cause)) is None
+
+
+def test_sums_beyond_64_bits_are_noticed():
+    assert is_too_large({"a": [1, {"b": 2**63}]})
+    assert not is_too_large({"a": [1, {"b": -(2**63) + 1}]})

@@ -1,0 +1,144 @@
+"""Sums of the differences between a trainer's logprobs and the recorded ones."""
+
+from time import process_time
+
+import numpy as np
+import orjson
+import pytest
+
+import tokentape
+from tokentape.mismatch_sums import mismatch, report
+
+SPAN = {"choice": 0, "policy_version": "7", "temperature": 1.0, "owned": True, "endpoint": "e", "engine": "vllm"}
+
+
+def span(start, end, step="s", **fields):
+    return {**SPAN, "start": start, "end": end, "step_id": step, **fields}
+
+
+def row(*spans, logprobs=None, length=None, **fields):
+    """Return a row with these spans; its recorded logprobs are -1."""
+    length = length or spans[-1]["end"]
+    mask = [0] * length
+    for each in spans:
+        if each["owned"]:
+            mask[each["start"] : each["end"]] = [1] * (each["end"] - each["start"])
+    recorded = [-1.0 if bit else None for bit in mask] if logprobs is None else logprobs
+    return {"rollout_id": "r", "branch": 0, "mask": mask, "logprobs": recorded, "spans": list(spans), **fields}
+
+
+def tokens(sums, dimension):
+    """Return how many tokens each value of a dimension has."""
+    return {value: sum(cell["histogram"]) for value, cell in sums["cells"][dimension].items()}
+
+
+def test_tokens_are_counted_by_what_is_known_of_them():
+    first = row(
+        span(2, 12, policy_version="6"),
+        span(12, 14),
+        span(20, 23, "t", temperature=0.5, constrained=True, top_p=0.9, logprobs_mode="raw_logprobs", model="lora"),
+        length=30,
+    )
+    second = row(span(1, 3, owned=False), span(5, 6, "t", endpoint="f"), branch=1)
+    sums = tokentape.mismatch([first, second], [np.full(15, -1.5), [-1.0]], policy_version=7)
+
+    assert {"0": 6, "1": 10} == tokens(sums, "lag")
+    assert {"1": 13, "0.5": 3} == tokens(sums, "temperature")
+    assert {"start": 12, "continued": 3, "forked": 1} == tokens(sums, "boundary")
+    assert {"first": 12, "rest": 4} == tokens(sums, "place")
+    assert {"none": 13, "top_p=0.9 raw": 3} == tokens(sums, "truncation")
+    assert {"vllm unknown": 13, "vllm raw_logprobs": 3} == tokens(sums, "engine")
+    assert {"unknown": 13, "true": 3} == tokens(sums, "constrained")
+    assert {"unknown": 13, "lora": 3} == tokens(sums, "model")
+    assert {"0000": 16} == tokens(sums, "position")
+    assert {"e": 2} == tokens(sums, "endpoint")  # of the reported version, after the first 8
+    assert [16, -7_500_000_000, 7_500_000_000, 3_750_000_000] == [
+        sum(column) for column in zip(*sums["cells"]["all"]["all"]["bins"], strict=True)
+    ][:4]
+    assert [2, -7_500_000_000, 7_500_000_000, 56_250_000_000] == sums["sequences"]
+
+
+def test_tokens_without_a_logprob_on_either_side_are_not_counted():
+    sums = mismatch([row(span(0, 3), logprobs=[-1.0, None, -1.0])], [[np.nan, -1.0, -1.0]], policy_version="7")
+
+    assert {"all": 1} == tokens(sums, "all")
+    assert 0 == sums["neighbours"][0]
+
+
+def test_versions_that_cannot_be_compared_have_an_unknown_lag():
+    rows = [row(span(0, 1, policy_version=version)) for version in (None, "x", "7", "9")]
+    rows += [row(span(0, 1)), row(span(0, 1, epoch=1))]
+    sums = mismatch(rows, [[-1.0]] * 6, policy_version="7")
+
+    assert {"unknown": 5, "0": 1} == tokens(sums, "lag")
+
+
+def test_rare_values_are_counted_together():
+    rows = [row(span(0, 10, temperature=0.01 * number)) for number in range(1, 31)]
+    counted = tokens(mismatch(rows, [[-1.0] * 10] * 30, policy_version="7"), "temperature")
+
+    assert 17 == len(counted)
+    assert 140 == counted["other"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "values", "match"),
+    [
+        ({}, [-1.0], "row 1 .*'r'.* 3 trained tokens"),
+        ({}, [-1.0, -np.inf, -1.0], "row 1 .* infinite"),
+        ({"spans": None}, [-1.0] * 3, "row 1 .* no spans; claim with format=sequences"),
+        ({"spans": [span(0, 2)]}, [-1.0] * 3, "row 1 .* spans"),
+        ({"spans": [span(2, 1)]}, [-1.0] * 3, "row 1 .* from 2 to 1"),
+        ({"logprobs": [-1.0]}, [-1.0] * 3, "row 1 .* 1 logprobs"),
+    ],
+)
+def test_an_error_names_the_row(changed, values, match):
+    whole = row(span(0, 3))
+    with pytest.raises(ValueError, match=match):
+        mismatch([whole, whole | changed], [[-1.0] * 3, values], policy_version="7")
+
+
+def test_each_row_has_logprobs():
+    with pytest.raises(ValueError, match="1 rows have 0"):
+        mismatch([row(span(0, 3))], [], policy_version="7")
+
+
+class Claimed:
+    """A batch with a row of rollout r."""
+
+    batch_id = "b"
+    claimed = {"groups": [{"rows": [{"rollout_id": "r"}]}]}
+
+
+def test_a_report_has_the_branches_of_its_rows():
+    rows = [row(span(0, 1)), row(span(0, 1), branch=1)]
+    batch_id, body = report(Claimed(), rows, [[-1.0]] * 2, policy_version=7, rank=2)
+
+    assert ("b", {"r": [0, 1]}, "7", 2) == (batch_id, body["rows"], body["policy_version"], body["rank"])
+    assert ("c", body) == report("c", rows, [[-1.0]] * 2, policy_version=7, rank=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"), [({"rollout_id": "q"}, "row 1 .*'q'.* not of the batch"), ({}, "row 1 .* twice")]
+)
+def test_a_report_with_a_row_of_another_batch_or_a_repeated_one_is_refused(changed, match):
+    rows = [row(span(0, 1)), row(span(0, 1)) | changed]
+    with pytest.raises(ValueError, match=match):
+        report(Claimed(), rows, [[-1.0]] * 2, policy_version=7, rank=0)
+
+
+def test_a_million_tokens_take_seconds_and_kilobytes():
+    """0.9 s of CPU and 14 kB on one core of a shared machine; the limits are those that a trainer would notice."""
+    spans = [span(1000 + 400 * turn, 1400 + 400 * turn, f"s{turn}", endpoint=f"e{turn % 2}") for turn in range(10)]
+    noise = np.random.default_rng(0)
+    rows, logprobs = [], []
+    for _ in range(250):
+        recorded = [None] * 1000 + (-noise.exponential(0.5, 4000)).tolist()
+        rows.append(row(*spans, logprobs=recorded))
+        logprobs.append(np.array(recorded[1000:]) + noise.normal(0, 0.01, 4000))
+    started = process_time()
+    sums = mismatch(rows, logprobs, policy_version="7")
+
+    assert process_time() - started < 10
+    assert {"all": 1_000_000} == tokens(sums, "all")
+    assert len(orjson.dumps(sums)) < 60_000
