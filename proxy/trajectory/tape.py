@@ -43,7 +43,7 @@ _SAMPLED_BY: Final = frozenset(
 _PROMPTS: Final = ("prompt", "text", "input_ids", "token_ids")  # of calls without messages
 _SIZE: Final = 16
 _MOST_SHOWN: Final = 500  # characters of a value that differs
-_BYTES_PER_PLACE: Final = 400  # an estimate: the objects of a message's digest, and of a step
+_BYTES_PER_PLACE: Final = 600  # an estimate: the objects of a message's digest, and of a step
 _BYTES_PER_BLOCK_BYTE: Final = 6  # an estimate: a compressed byte of a block, and of what it is read as
 
 

@@ -121,3 +121,16 @@ async def test_a_call_of_a_playback_that_is_deleted_meanwhile_is_not_answered(pr
     proceed.set()
     assert (await playing)[0] == 404
     assert await store.get("p1") is None
+
+
+async def test_the_tape_of_refused_calls_counts_as_memory(proxies, store, http):
+    async def counted():
+        async with http.get(f"{proxies.urls[1]}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("tokentape_rollout_cache_bytes "))
+
+    for number in range(20):
+        await proxies.chat("r1", [{"role": "user", "content": f"Weather {number}?"}])
+    await proxies.open(rollout_id="p1", playback={"of": "r1"})
+    assert (await proxies.chat("p1", [{"role": "user", "content": "Snow?"}], 1))[0] == 422
+    assert await counted() > 20_000  # 40 objects of a tape, besides the rollout's own
