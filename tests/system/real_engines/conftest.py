@@ -205,14 +205,18 @@ async def direct(vllm: Engine) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 async def audited(engine, tmp_path):
-    """A function that audits rows of a file, or of a proxy, with the engine, and returns the JSON report."""
+    """A function that audits rows of a file, or of a proxy, with the engine, and returns the JSON report.
+
+    `version`: that of the engine's weights.
+    """
     number = iter(range(100))
 
-    async def run(*rows: dict, url: str | None = None) -> dict:
+    async def run(*rows: dict, url: str | None = None, version: str | None = None) -> dict:
         path = tmp_path / f"rows-{next(number)}"
         path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
         export = ExportRequest("sequences", (), None, "exact", "ndjson")
-        request = Request(path, export, ServerAddress(engine.url), None, None, 0.01, None, 4, None, as_json=True)
+        scorer = ServerAddress(engine.url)
+        request = Request(path, export, scorer, None, None, 0.01, None, 4, None, as_json=True, policy_version=version)
         request = request if url is None else replace(request, source=ServerAddress(url))
         with redirect_stdout(io.StringIO()) as out:
             is_well = await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
