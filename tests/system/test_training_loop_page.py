@@ -16,7 +16,7 @@ from proxy.simulator.options import Options
 from tokentape import AsyncClient
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training-loop.md").read_text()
-AGENTS, TRAINER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+AGENTS, TRAINER, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 START = "asyncio.run(main())\n"
 UPDATE = '"""Load the new weights into the engines, in the way of your engine and trainer."""'
 DYING = """update.calls = getattr(update, "calls", 0) + 1

@@ -253,7 +253,7 @@ async def updated(engine, folder, update, kinds) -> AsyncIterator[Seen]:
             extra = {"temperature": 0, "ignore_eos": True, **KINDS[kind](bias)}
             for name, make in CLIENTS.items():
                 made[f"{name}-{kind}-{stream}"] = partial(make, proxy, extra=extra, stream=stream)
-        await until(lambda engines: engines[0]["kind"] == engine.kind, lambda: _engines(proxy))
+        await until(lambda kind: kind == engine.kind, proxy.kind)
         expected = {name: await made[name](rollout=f"before-{name}") for name in made}
 
         async def agent(name):
@@ -278,10 +278,6 @@ async def updated(engine, folder, update, kinds) -> AsyncIterator[Seen]:
         seen.tokens = await counted(http, proxy, "tokentape_cut_tokens_total")
         yield seen
         await trained(http, engine, "default")
-
-
-async def _engines(proxy):
-    return (await proxy.get("/engines"))["engines"]
 
 
 UPDATED = pytest.mark.parametrize("update", [at_the_engine, by_tokentape])

@@ -29,6 +29,10 @@ class Through:
             assert response.status == 200, await response.text()
             return await response.json()
 
+    async def kind(self) -> str:
+        """Return the kind of the engine: `auto` until it is detected."""
+        return str((await self.get("/engines"))["engines"][0]["kind"])
+
     async def steps(self, rollout: str) -> list[dict[str, Any]]:
         """Return the recorded steps."""
         return (await self.get(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]
