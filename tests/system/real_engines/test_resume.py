@@ -246,7 +246,8 @@ async def updated(engine, folder, update, kinds) -> AsyncIterator[Seen]:
     bias, seen, is_over, made = no_broken_text(), Seen(), asyncio.Event(), {}
     async with (
         through_proxy(engine.url, folder, models=NAMES) as proxy,
-        aiohttp.ClientSession() as http,
+        # SGLang closes idle connections after five seconds.
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
         AsyncClient(proxy.url) as client,
     ):
         for kind, stream in ((kind, stream) for kind in kinds for stream in (False, True)):
