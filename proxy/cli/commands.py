@@ -17,7 +17,7 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.text import Text
 
-from proxy.cli.console import print_json, print_lines, print_note, print_table
+from proxy.cli.console import print_json, print_lines, print_note, print_table, visible
 from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.render import RolloutView, StepView, number, step_lines, table
 from proxy.clock import SystemClock
@@ -92,6 +92,20 @@ def print_group(out: Console, group: Mapping[str, Any]) -> None:
     print_rows(out, "groups", {"groups": [group]})
     print_lines(out, [Text()])
     print_rows(out, "members", {"members": group["rollouts"]})
+
+
+def print_mismatch(out: Console, found: Mapping[str, Any]) -> None:
+    """Print the verdicts of a batch's mismatch, and the means of its tokens by what is known of them."""
+    for verdict in found["verdicts"]:
+        of = "" if verdict["of"] is None else f" ({verdict['of']})"
+        print_lines(out, [Text(visible(f"{verdict['verdict']}{of}: {verdict['why']}"))])
+    print_lines(out, [Text()])
+    rows = [
+        {"dimension": dimension, "value": value, **means}
+        for dimension, cells in found["cells"].items()
+        for value, means in sorted(cells.items())
+    ]
+    print_rows(out, "cells", {"cells": rows})
 
 
 async def print_rollout(

@@ -445,6 +445,22 @@ def engines(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: A
     run(read(address_of(url, None, api_key), lambda control: control.send("GET", "/engines"), printed, as_json=as_json))
 
 
+@app.command("mismatch")
+def mismatch(
+    batch: Annotated[str, typer.Argument(help="Batch ID.")],
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a trainer's logprobs of a batch differ from the recorded ones, and why (docs/mismatch.md)."""
+    from proxy.cli.commands import print_mismatch, read
+    from proxy.cli.console import output
+
+    address, printed = address_of(url, None, api_key), partial(print_mismatch, output())
+    run(read(address, lambda control: control.batch_mismatch(batch), printed, as_json=as_json))
+
+
 @app.command("open")
 def open_page(
     rollout: Annotated[str | None, typer.Argument(help="Open the page of this rollout.")] = None,

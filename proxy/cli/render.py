@@ -646,6 +646,14 @@ TABLES: Final = {
         Column("url", lambda row: row["url"], 7),
         Column("last failure", lambda row: row["last_fault"], 8),
     ),
+    "cells": (
+        Column("tokens by", lambda row: row["dimension"]),
+        Column("value", lambda row: row["value"]),
+        Column("tokens", lambda row: row["tokens"], 1, is_number=True),
+        Column("mean |d|", lambda row: f"{row['abs_mean']:.2g}", is_number=True),
+        Column("mean d", lambda row: f"{row['mean']:+.2g}", 2, is_number=True),
+        Column("above 0.5", lambda row: f"{row['tail']:.2%}", 3, is_number=True),
+    ),
 }
 
 
