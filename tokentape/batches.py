@@ -206,10 +206,15 @@ def _log_excluded(claimed: dict[str, Any], logged: set[str]) -> None:
     """Log why groups were refused or dropped: each reason once, ignoring its ids and numbers."""
     for outcome in ("refused", "dropped"):
         for group in claimed.get(outcome, ()):
-            reason = f"{outcome}: {_NAMES_AND_NUMBERS.sub('', group['why'])}"
+            reason = f"{outcome}: {without_numbers(group['why'])}"
             if reason not in logged:
                 logged.add(reason)
                 LOG.warning("group %s is %s: %s", group["group_id"], outcome, group["why"])
+
+
+def without_numbers(why: str) -> str:
+    """Return a reason without its ids and numbers, by which equal reasons are logged once."""
+    return _NAMES_AND_NUMBERS.sub("", why)
 
 
 def what_batches_wait_for(

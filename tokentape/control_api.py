@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, cast
 from urllib.parse import quote
 from uuid import uuid4
 
-from tokentape.batches import OPEN_PAGE, Batch, claim_batches
+from tokentape.batches import OPEN_PAGE, Batch, claim_batches, without_numbers
 from tokentape.transport import (
     LOG,
     MAX_WAIT_S,
@@ -58,6 +58,7 @@ class ControlApi:
         self.transport = transport
         self._instance = uuid4().hex
         self._max_attempts = attempts
+        self._warned: set[str] = set()  # warnings of claims that were logged
 
     async def close(self) -> None:
         """Close the connections."""
@@ -295,10 +296,17 @@ class ControlApi:
         of the route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim
         its groups. With `heartbeat_s` it is extended so often: another client with the same `consumer` takes the batch over
         once that was missed. `waiting`, `refused`, `dropped` and `reasons` of the response are groups that are not in it.
+        `warnings`, which are logged once for each reason, are of tokens with importance ratios that are wrong.
         """
         body = {"consumer": consumer, "groups": groups, "policy": policy, "instance": self._instance, **options}
         wait_s = options.get("wait_s") or 0.0
-        return cast("dict[str, Any]", await self.send("POST", "/batches/claim", body, wait_s=wait_s))
+        claimed = cast("dict[str, Any]", await self.send("POST", "/batches/claim", body, wait_s=wait_s))
+        for warning in claimed.get("warnings", ()):
+            if (reason := f"{warning['code']}: {without_numbers(warning['why'])}") not in self._warned:
+                self._warned.add(reason)
+                text = "%d of %d trained tokens have wrong importance ratios (%s): %s. To fix it: %s"
+                LOG.warning(text, *(warning[name] for name in ("tokens", "of", "code", "why", "fix")))
+        return claimed
 
     async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
         """Acknowledge a batch; `delete` deletes its rollouts. `lost` lists groups that another consumer has claimed.

@@ -39,6 +39,8 @@ from proxy.rollouts.scoring.rescoring import POLICY
 from proxy.server.app import scoring_engines, store_options
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics, make_metrics
+from proxy.trajectory.ratios import ratio_warnings, recorded_as
+from proxy.trajectory.step import truncation_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.client import body_of
 from proxy.upstream.http_client import failure_text
@@ -406,9 +408,8 @@ async def check_engine(
             for finding in check_clock(subject, models.date or SystemClock().now(), SystemClock().now()):
                 yield finding
             yield await _check_tokens(upstream, endpoint, subject, names[0])
-            if endpoint.kind == "vllm":
-                async for finding in _check_flags(upstream, endpoint, subject, names[0]):
-                    yield finding
+            async for finding in _check_options(upstream, endpoint, settings, names[0]):
+                yield finding
             return
         if models.status in {401, 403}:
             problem = "rejects the API key" if endpoint.settings.api_key else "requires an API key"
@@ -453,6 +454,34 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
         fix = "update the engine, or set record.logprobs: off if the trainer computes logprobs itself"
         return Finding(subject, "fault", f"{name}: {model!r} returns token IDs but no logprobs", fix)
     return Finding(subject, "ok", f"{name}: {model!r} returns token IDs and logprobs{only_chat}")
+
+
+async def _check_options(
+    upstream: Upstream, endpoint: Endpoint, settings: Settings, model: str
+) -> AsyncIterator[Finding]:
+    """Report flags and sampling defaults with which calls fail or train wrongly."""
+    subject = f"engine {endpoint.settings.url}"
+    if endpoint.kind == "vllm":
+        async for finding in _check_flags(upstream, endpoint, subject, model):
+            yield finding
+    for finding in check_ratios(endpoint, settings):
+        yield finding
+
+
+def check_ratios(endpoint: Endpoint, settings: Settings) -> Iterator[Finding]:
+    """Report why importance ratios of calls that set no sampling parameters are wrong, as far as the defaults are known."""
+    if settings.record.logprobs == "off":
+        return
+    rules = settings.sampling
+    mode = endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode
+    sampling = {"logprobs_mode": mode, **endpoint.sampling_defaults, **rules.default, **rules.override}
+    has_mask = endpoint.kind == "sglang" and settings.record.sampling_masks and "top_k" in truncation_of(sampling)
+    if has_mask:
+        sampling["logprobs_mode"] = "processed_logprobs"
+    recorded = recorded_as(endpoint.label, endpoint.kind, sampling, has_mask=has_mask)
+    for warning in ratio_warnings({recorded: 1}):
+        seen = f"tokens of calls that set no sampling parameters have wrong importance ratios: {warning.why}"
+        yield Finding(f"engine {endpoint.settings.url}", "note", seen, warning.fix)
 
 
 async def _generate(

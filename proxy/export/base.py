@@ -6,11 +6,12 @@ A format is a pure view: the same rollout gives the same rows.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
+from proxy.trajectory.ratios import Recorded, Trained, tally
 from proxy.trajectory.sequence import Branch, BranchPoint, Options, Role, Scores, Skipped
 from proxy.trajectory.step import Step
 
@@ -75,6 +76,7 @@ class Plan:
     points: Sequence[
         BranchPoint | None
     ] = ()  # where each row leaves what its rollout inherited; empty if that is unknown
+    sampled: Sequence[Trained] = ()  # what all rows train; empty for formats without rows for trainers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,15 @@ class Rows:
     rescored: Sequence[Mapping[str, Any]] = ()
     threads: Sequence[str | None] = ()
     points: Sequence[BranchPoint | None] = ()
+    recorded: Mapping[Recorded, int] = field(
+        default_factory=dict
+    )  # the number of trained tokens, by how they were recorded
 
 
 def rows_of(plan: Plan) -> Rows:
     """Render all rows of a plan. Raises Inexpressible."""
-    return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads, plan.points)
+    rows = list(plan.render())
+    return Rows(rows, plan.skipped, plan.trained, plan.rescored, plan.threads, plan.points, tally(plan.sampled))
 
 
 @dataclass(frozen=True, slots=True)

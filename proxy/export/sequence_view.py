@@ -13,6 +13,7 @@ from urllib.parse import quote
 from proxy.export.base import PLAIN, Fill, Format, Inexpressible, MissingAdvantage, MissingReward, Plan, skipped_rows
 from proxy.trajectory.facts import RolloutFacts, number_of
 from proxy.trajectory.images import PlacedImage, block_of, recorded
+from proxy.trajectory.ratios import Trained
 from proxy.trajectory.sequence import Options, Row, Scores, SequenceSpan, sequences
 from proxy.trajectory.step import Step
 
@@ -103,6 +104,11 @@ class SequenceView(Format):
             rescored=[scores.described() for scores in fill.scores],
             threads=[branch.thread for branch in found.branches],
             points=[branch.point for branch in found.branches],
+            sampled=[
+                Trained(node.step, node.choice, len(node.choice.ids))
+                for branch in found.branches
+                for node in branch.owned_nodes
+            ],
         )
 
     def _viewed(self, row: Row, source: RowSource) -> Any:

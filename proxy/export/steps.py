@@ -30,6 +30,7 @@ from proxy.trajectory.arrays import unpack_experts, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.images import placed
+from proxy.trajectory.ratios import Trained
 from proxy.trajectory.sequence import Options, select, temperature_of
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
 
@@ -86,6 +87,7 @@ class StepsFormat(Format):
                 for (step, choice), of_row in zip(chosen, row_facts, strict=True)
             ),
             threads=threads,
+            sampled=[Trained(step, choice, len(choice.ids)) for step, choice in chosen],
         )
 
 

@@ -13,6 +13,7 @@ from proxy.export.base import PLAIN, Fill, Format, Plan, skipped_rows
 from proxy.export.sequence_view import RowSource
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.ratios import Trained
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.sequence import Options, Skipped, is_cut, sequences, stop_token_sampled
 from proxy.trajectory.step import Choice, Step
@@ -57,10 +58,15 @@ class _Chosen:
         return self.step.step_id, self.choice.index
 
     @property
+    def count(self) -> int:
+        """The number of sampled tokens in the row."""
+        if not self.has_tokens or self.room is None:
+            return len(self.choice.ids) if self.has_tokens else 0
+        return max(0, min(len(self.choice.ids), self.room - len(self.step.prompts[self.choice.prompt])))
+
+    @property
     def step_ids(self) -> tuple[str, ...]:
-        prompt_len = len(self.step.prompts[self.choice.prompt]) if self.has_tokens else 0
-        is_trained = self.has_tokens and (self.room is None or prompt_len < self.room)
-        return (self.step.step_id,) if is_trained else ()
+        return (self.step.step_id,) if self.count else ()
 
 
 class TurnView(Format):
@@ -109,6 +115,7 @@ class TurnView(Format):
             rendered,
             threads=threads,
             points=[points.get(chosen.key) for chosen in all_rows],
+            sampled=[Trained(chosen.step, chosen.choice, chosen.count) for chosen in turns],
         )
 
     @abstractmethod

@@ -25,9 +25,10 @@ from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, Resp
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory import fidelity
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
+from proxy.trajectory.facts import is_older
 from proxy.trajectory.fidelity import CUT, FINISH_REASONS
 from proxy.trajectory.images import IMAGES, aligned
-from proxy.trajectory.step import Choice, Ids, Mask, Span, Status, Step, Timing
+from proxy.trajectory.step import ANNOUNCED, Choice, Ids, Mask, Span, Status, Step, Timing
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -240,6 +241,8 @@ class Exchange:
             problems=self._problems(packed, usage, status, special, ended=answer.ended),
             extra={**plan.extra, **packed.notes},
         )
+        if packed.has_versions and is_older(first, plan.policy_version):
+            step = replace(step, extra={**step.extra, ANNOUNCED: plan.policy_version})
         if plan.before is not None:
             step = joined(plan.before, step)
         return step if self._told is None else _as_told(step, self._told)

@@ -25,6 +25,7 @@ from proxy.protocols.engines.base import QUIRK_CODES
 from proxy.telemetry.version_windows import OLDER, UNKNOWN, VersionWindows
 from proxy.trajectory.drift import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
+from proxy.trajectory.ratios import RATIO_WARNINGS
 from proxy.trajectory.step import DEFAULT_POLICY
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -284,6 +285,11 @@ class Metrics:
     )
     dropped_groups: Counter = _metric(
         "Groups that claims dropped, by reason (docs/http-api.md).", "policy", "reason", initial=DROP_REASONS
+    )
+    ratio_warning_tokens: Counter = _metric(
+        "Trained tokens of claimed groups with importance ratios that are wrong by how they were recorded, by warning "
+        "(docs/mismatch.md).",
+        "policy", "warning", initial=RATIO_WARNINGS,
     )
     redelivered_groups: Counter = _metric(
         "Claimed groups that an earlier batch of the policy had: its lease expired, or it was released or taken over.",

@@ -75,3 +75,9 @@ def number_of(version: str | None) -> int | None:
     if version is None or len(version) > _DIGITS or not version.isascii() or not version.isdigit():
         return None
     return int(version)
+
+
+def is_older(version: str | None, than: str | None) -> bool:
+    """Return whether a policy version is lower than another one; false if one of them is no number."""
+    number, other = number_of(version), number_of(than)
+    return number is not None and other is not None and number < other

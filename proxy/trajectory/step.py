@@ -18,6 +18,7 @@ EXPERTS_START: Final = "routed_experts_start"  # in `extra`: the first position 
 RESUMED: Final = "resumed"  # in `extra`: how many times the call was resumed
 INHERITED: Final = "inherited"  # in `extra`: the step that was sampled, of one that a playback answered from its tape
 BRANCHED_FROM: Final = "branched_from"  # in `extra`: the step whose call a live step of a playback repeats
+ANNOUNCED: Final = "announced_version"  # in `extra`: of the policy, if the engine reported an older one
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
@@ -196,18 +197,15 @@ class Step:
             return None
         if choice.sampling_mask is not None:
             return "mask"
-        is_truncated = any(self.sampling.get(name) not in (None, *neutral) for name, neutral in _TRUNCATES.items())
-        return "truncated" if is_truncated else None
+        return "truncated" if truncation_of(self.sampling) else None
 
     @property
     def truncation(self) -> dict[str, Any]:
         """Return those of top_p, top_k and min_p that truncated the sampling. Values that are no numbers have no effect."""
         return {
             name: value
-            for name, neutral in _TRUNCATES.items()
-            if (type(value := self.sampling.get(name)) is int or (type(value) is float and name != "top_k"))
-            and value not in neutral
-            and abs(value) < _LARGEST
+            for name, value in truncation_of(self.sampling).items()
+            if (type(value) is int or (type(value) is float and name != "top_k")) and abs(value) < _LARGEST
         }
 
     @property
@@ -234,6 +232,11 @@ class Step:
         counted = details.get("cached_tokens") if isinstance(details, dict) else None
         count = self.extra.get(CACHED_TOKENS) if counted is None else counted
         return count if type(count) is int and 0 <= count <= sum(map(len, self.prompts)) else None
+
+
+def truncation_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those parameters of truncated sampling (top-k, top-p, min-p) that take effect."""
+    return {name: sampling[name] for name, off in _TRUNCATES.items() if sampling.get(name) not in (None, *off)}
 
 
 def answers_of(step: Step) -> dict[int, dict[str, Any]]:

@@ -132,6 +132,38 @@ async def test_missing_options_of_vllm_are_notes(engine):
     ]
 
 
+RATIOS = [
+    ({}, {}, {}, []),
+    ({}, {"temperature": 0.6, "top_k": 20}, {}, ["temperature 0.6", "top_k 20"]),
+    ({}, {"temperature": 0.6}, {"sampling": {"override": {"temperature": 1}}}, []),
+    ({}, {}, {"sampling": {"default": {"temperature": 0.6}}}, ["temperature 0.6"]),
+    ({"logprobs_mode": "processed_logprobs"}, {"temperature": 0.6}, {}, []),
+    ({}, {"temperature": 0.6}, {"record": {"logprobs": "off"}}, []),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "defaults", "sections", "seen"), RATIOS)
+async def test_defaults_with_which_importance_ratios_are_wrong_are_notes(endpoint, defaults, sections, seen):
+    """Those of the configuration and, where they are known, of the engine."""
+    async with simulating("127.0.0.1:0", Options()) as engine:
+        endpoints = [{"url": engine, "sampling_defaults": defaults, **endpoint}]
+        notes = graded(await engine_findings(engine, engines={"endpoints": endpoints}, **sections))["note"]
+
+    assert seen == [words for note in notes for words in seen if f"{words}," in note]
+    assert len(seen) == len(notes)
+
+
+@pytest.mark.parametrize(("kind", "top_k", "count"), [("sglang", 20, 0), ("sglang", None, 1), ("vllm", 20, 1)])
+async def test_sampling_masks_of_sglang_need_a_top_k(kind, top_k, count):
+    async with simulating("127.0.0.1:0", Options(shape=kind)) as engine:
+        defaults = {"top_p": 0.9} | ({} if top_k is None else {"top_k": top_k})
+        endpoints = [{"url": engine, "sampling_defaults": defaults}]
+        sections = {"engines": {"endpoints": endpoints}, "record": {"sampling_masks": True}}
+        notes = graded(await engine_findings(engine, **sections))["note"]
+
+    assert count == len(notes)
+
+
 async def test_an_unknown_engine_type_is_a_note(engine):
     engine.fixed_responses = {}
 

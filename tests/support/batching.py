@@ -16,6 +16,7 @@ class BatchServer:
         self.ready: list[list[dict]] = []
         self.refused: list[dict] = []
         self.dropped: list[dict] = []
+        self.warnings: list[dict] = []
         self.other = 0
         self.requests: list[tuple] = []
         self.open_groups: list[dict] | None = []
@@ -52,7 +53,9 @@ class BatchServer:
         if not self.ready:
             return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **omitted})
         batch = f"b{sum(request[0] == 'claim' for request in self.requests)}"
-        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": self.ready.pop(0), **omitted})
+        return web.json_response(
+            {"batch_id": batch, "expires_ms": 0, "groups": self.ready.pop(0), **omitted, "warnings": self.warnings}
+        )
 
     def ended(self) -> list[str]:
         """The acks and releases, without claims and heartbeats."""

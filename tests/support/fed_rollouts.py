@@ -24,6 +24,7 @@ from proxy.trajectory.endings import Endings
 from proxy.trajectory.images import IMAGES, aligned, names_in
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.outline import find_forks, outline
+from proxy.trajectory.ratios import ratio_warnings
 from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
 from proxy.trajectory.shared_ids import Link, SharedIds
@@ -252,6 +253,7 @@ def _formats(steps: list[Step]) -> None:
     for form in FORMATS.values():
         with suppress(ValueError):
             rows = form.rows(FACTS_OF_ROLLOUT, steps, Options(), fill)
+            ratio_warnings(rows.recorded)
             form.gather([rows, rows])
             for name in ("json", "ndjson", "msgpack"):
                 writer = CONTAINERS[name](form)

@@ -235,6 +235,27 @@ async def test_each_reason_why_groups_are_refused_or_dropped_is_logged_once(clie
     ] == [record.message for record in caplog.records if record.name == "tokentape.client"]
 
 
+async def test_each_warning_of_claims_is_logged_once(client, server, caplog):
+    """Warnings that differ only in numbers are one warning."""
+    server.ready = [[group("g1")], [group("g2")]]
+    server.warnings = [
+        {
+            "code": "raw_temperature",
+            "tokens": 3,
+            "of": 9,
+            "why": f"sampled at temperature 0.{number}",
+            "fix": "set 1",
+        }
+        for number in (7, 8)
+    ]
+    async for _ in client.batches(consumer="c", groups=1, wait_s=0):
+        pass
+
+    assert [
+        "3 of 9 trained tokens have wrong importance ratios (raw_temperature): sampled at temperature 0.7. To fix it: set 1"
+    ] == [record.message for record in caplog.records if record.name == "tokentape.client"]
+
+
 @pytest.mark.parametrize("code", ["forked", "format"])
 async def test_a_claim_in_which_the_format_refuses_every_group_raises_at_once(client, server, caplog, code):
     """The reasons are logged before; the message has each reason, its count, and an example."""

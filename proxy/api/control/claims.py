@@ -56,6 +56,7 @@ from proxy.telemetry.logs import LOG
 from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.ratios import RatioWarning, Recorded, ratio_warnings
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream.concurrency import run_all
 from storage.errors import StorageError, StoreUnreachable
@@ -85,6 +86,7 @@ class Held:
     )  # by member, where a claim of the policy froze it before
     rendered: bytes = b""  # its JSON
     outcomes: Sequence[Outcome] = ()  # of its rollouts, if the advantages of the batch depend on them
+    recorded: Counter[Recorded] = field(default_factory=Counter)  # its trained tokens, by how they were recorded
     earned: Earned | None = None  # None if there were earlier claims
     delivery: int = 1  # how many batches of the policy had the group, with this one
     previous_consumer: str | None = None  # of the last of them
@@ -134,6 +136,13 @@ class Claim:
         """Note how many groups there are besides those that it leased."""
         self.counts = counts._replace(claimed=max(0, counts.claimed - len(self.held)))
 
+    def warnings(self) -> list[RatioWarning]:
+        """Return the warnings of the tokens that the batch trains."""
+        counts: Counter[Recorded] = Counter()
+        for held in self.held:
+            counts.update(held.recorded)
+        return ratio_warnings(counts, self.announced.epoch)
+
     @property
     def id(self) -> ClaimId:
         """What the rewards that it freezes have of it."""
@@ -170,8 +179,11 @@ async def claim_batch(request: web.Request) -> web.Response:
                 await supersede(context.store, context.clock, name, known, claim.id)
     context.metrics.claim_wait_seconds.labels(policy.name).observe(context.clock.monotonic() - started)
     await observe(context, claim)
+    warnings = claim.warnings()
+    for warning in warnings:
+        context.metrics.ratio_warning_tokens.labels(policy.name, warning.code).inc(warning.tokens)
     shown = {"policy": policy.name} if context.policies.has_named else {}
-    return web.Response(body=_batch_json(claim, shown, lease_ms), content_type="application/json")
+    return web.Response(body=_batch_json(claim, shown, lease_ms, warnings), content_type="application/json")
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
@@ -270,7 +282,9 @@ async def _record(context: Context, claim: Claim) -> int | None:
     return now_ms + lease_ms
 
 
-def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None) -> bytes:
+def _batch_json(
+    claim: Claim, shown: Mapping[str, str], lease_ms: int | None, warnings: Sequence[RatioWarning]
+) -> bytes:
     """Return the batch as JSON, around groups that are JSON already. `waiting` counts groups that are not in the batch."""
     without = {"dropped": claim.dropped, "refused": claim.refused}
     fields = {
@@ -287,6 +301,7 @@ def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None) ->
             for kind, found in without.items()
         },
         "reasons": {kind: Counter(reason.code for reason in found.values()) for kind, found in without.items()},
+        **({"warnings": warnings} if warnings else {}),
     }
     return orjson.dumps(fields)[:-1] + b',"groups":[' + b",".join(held.rendered for held in claim.held) + b"]}"
 
@@ -554,6 +569,7 @@ async def _write(
     gathered = await read_group_rows(context, query, group, rollouts, claim.body, whole=True, outcomes=outcomes)
     if gathered.reason is not None:
         return gathered.reason
+    held.recorded = gathered.recorded
     held.outcomes = gathered.outcomes if query.asked.advantage == BATCH else ()
     whole = await gathered.whole(query)
     described = {

@@ -18,6 +18,7 @@ from proxy.rollouts.group import Group, lacks_reward
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, read_short
 from proxy.trajectory.advantages import ESTIMATORS
+from proxy.trajectory.ratios import Recorded
 
 T = TypeVar("T")
 GONE: Final = "deleted or expired"
@@ -64,6 +65,14 @@ class GroupRows:
     def rollouts(self) -> list[Rollout]:
         """The rollouts that have rows, with their rewards after the penalty."""
         return [member.outcome.rollout for member in self.members]
+
+    @property
+    def recorded(self) -> Counter[Recorded]:
+        """The number of trained tokens, by how they were recorded."""
+        counts: Counter[Recorded] = Counter()
+        for member in self.members:
+            counts.update(member.rows.recorded)
+        return counts
 
     @property
     def count(self) -> int:

@@ -274,10 +274,11 @@ def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
 _MAX_ROLLOUTS: Final = 8000  # that one response reads: about a second
 _AT_ONCE: Final = 16
 _REFUSED: Final = "tokentape_refused_groups_total"
+_WARNED: Final = "tokentape_ratio_warning_tokens_total"
 _RESUMED: Final = "tokentape_resumed_calls_total"
 _CUT: Final = "tokentape_cut_tokens_total"
 _WAITS: Final = "tokentape_resume_wait_seconds"  # _sum, _count
-_COUNTED: Final = (f"{_REFUSED}{{", f"{_RESUMED}{{", f"{_CUT}{{", f"{_WAITS}_sum", f"{_WAITS}_count")
+_COUNTED: Final = (f"{_REFUSED}{{", f"{_WARNED}{{", f"{_RESUMED}{{", f"{_CUT}{{", f"{_WAITS}_sum", f"{_WAITS}_count")
 
 
 async def show_training(request: web.Request) -> web.Response:
@@ -330,9 +331,9 @@ async def show_training(request: web.Request) -> web.Response:
 async def _counted(context: Context, policy: str) -> dict[str, Any]:
     """Return what this process has counted since it started, which the workers of a process sum.
 
-    `refused`: groups of the policy that claims have refused, by reason. Of all policies, `interrupted`: calls that their
-    engines or updates ended early, by result and by why they were not resumed; their sampled tokens that were kept and lost;
-    and for how long they waited until they were sent again, in seconds.
+    `refused`: groups of the policy that claims have refused, by reason; `warnings`: tokens of the warnings of claims, by code.
+    Of all policies, `interrupted`: calls that their engines or updates ended early, by result and by why they were not resumed;
+    their sampled tokens that were kept and lost; and for how long they waited until they were sent again, in seconds.
     """
     lines = (await context.worker_metrics.exposition()).decode().splitlines()
     text = "\n".join(line for line in lines if line.startswith(_COUNTED))
@@ -355,7 +356,11 @@ async def _counted(context: Context, policy: str) -> dict[str, Any]:
         "waits": int(waits.get(f"{_WAITS}_count", 0)),
         "waited_s": waits.get(f"{_WAITS}_sum", 0.0),
     }
-    return {"refused": sums(_REFUSED, "reason", policy=policy), "interrupted": interrupted}
+    return {
+        "refused": sums(_REFUSED, "reason", policy=policy),
+        "warnings": sums(_WARNED, "warning", policy=policy),
+        "interrupted": interrupted,
+    }
 
 
 def _is_of(group: Group, policy: str) -> bool:

@@ -36,7 +36,7 @@ function Loaded({ shell, chosen, choose }) {
 
 const named = (counts) => Object.entries(counts).map(([name, n]) => `${line(name, 40)} ${count(n)}`).join(", ") || "none";
 
-const factsOf = ({ policy, version, epoch, statuses, dropped, refused, equal, interrupted }) => [
+const factsOf = ({ policy, version, epoch, statuses, dropped, refused, warnings, equal, interrupted }) => [
   ["Policy", line(policy, 60)],
   ["Version", line(version ?? "not announced", 60)],
   ...(epoch ? [["Epoch", count(epoch)]] : []),
@@ -44,6 +44,7 @@ const factsOf = ({ policy, version, epoch, statuses, dropped, refused, equal, in
   ["Groups with equal rewards", equal === null ? "–" : `${decimal(100 * equal, 1)} %`],
   ["Dropped, by reason", named(dropped)],
   ["Refused by claims since the start, by reason", named(refused)],
+  ["Claimed tokens with wrong importance ratios since the start, by warning", named(warnings)],
   ["Interrupted calls of all policies since the start, by result", named(interrupted.calls)],
   ["Not resumed, by reason", named(interrupted.reasons)],
   ["Sampled tokens of interrupted calls", named(interrupted.tokens)],
