@@ -113,7 +113,7 @@ def _row(batch: Batch, number: int, recorded: Any) -> dict[str, Any]:
             "policy_version": batch.versions[number % len(batch.versions)],
             "temperature": batch.temperature,
             "owned": True,
-            "constrained": False,
+            "constrained": batch.top_p is not None,
             "endpoint": f"engine-{number % 2}",
             "engine": "vllm",
             "model": "policy",

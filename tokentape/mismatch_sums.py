@@ -149,7 +149,8 @@ def _runs(number: int, row: Mapping[str, Any], version: str, epoch: int) -> list
             _text(span.get("temperature")),
             _truncation(span, is_processed=is_processed),
             kind,
-            _text(span.get("constrained")).lower(),
+            # Truncation is among what makes processed logprobs `constrained`; it has a rule of its own.
+            "truncated" if span.get("logprobs_over") else _text(span.get("constrained")).lower(),
             _text(span.get("model")),
         )
         top_p = span.get("top_p")
@@ -193,6 +194,9 @@ def _sums(old: Floats, new: Floats, runs: Sequence[_Run], lengths: Numbers) -> d
     after = np.arange(len(old)) - np.repeat(
         np.cumsum(counts) - counts, counts
     )  # the tokens of its run before each token
+    constrained = _constrained(old, new, runs, of_run)
+    forced = np.array([run.values[_OF_RUNS.index("constrained")] == "true" for run in runs], dtype=bool)[of_run]
+    old = np.where(forced, np.nan, old)  # a forward pass gives other logprobs
     neighbours = _neighbours(old, new, of_run)
     rows = _sequences(old, new, lengths)
     scored = np.flatnonzero(~(np.isnan(old) | np.isnan(new)))
@@ -213,6 +217,7 @@ def _sums(old: Floats, new: Floats, runs: Sequence[_Run], lengths: Numbers) -> d
     cells = {ALL: tokens.cells([ALL], np.zeros(len(old), dtype=np.int64))}
     cells["endpoint"] = tokens.only(later).cells(names, numbers[later])
     cells |= {dimension: tokens.cells(*coded) for dimension, coded in codes.items()}
+    cells["constrained"] = constrained
     return {
         "cells": cells,
         "uncertain": np.bincount(tokens.logarithmic[old < -CERTAIN], minlength=HISTOGRAM).tolist(),
@@ -223,6 +228,13 @@ def _sums(old: Floats, new: Floats, runs: Sequence[_Run], lengths: Numbers) -> d
         ),
         "sequences": rows,
     }
+
+
+def _constrained(old: Floats, new: Floats, runs: Sequence[_Run], of_run: Numbers) -> dict[str, Any]:
+    """Return the cells of `constrained`, which are the only ones with tokens of changed logprobs."""
+    scored = np.flatnonzero(~(np.isnan(old) | np.isnan(new)))
+    names, codes = _codes([run.values[_OF_RUNS.index("constrained")] for run in runs], of_run[scored])
+    return _Tokens(old[scored], np.clip(new - old, -LIMIT, LIMIT)[scored]).cells(names, codes)
 
 
 def _codes(values: Sequence[str], of_run: Numbers) -> tuple[list[str], Numbers]:

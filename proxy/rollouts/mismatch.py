@@ -84,7 +84,8 @@ def contradiction(sums: Mapping[str, Any]) -> str | None:
     if set(cells) != {ALL, *DIMENSIONS} or set(cells[ALL]) - {ALL}:
         return f"cells are not those of {', '.join((ALL, *DIMENSIONS))}"
     for dimension in DIMENSIONS:
-        counted = sum(map(_tokens, cells[dimension].values()))
+        forced = "true" if dimension == "constrained" else None  # their tokens are in no other cell
+        counted = sum(_tokens(cell) for value, cell in cells[dimension].items() if value != forced)
         if counted > tokens or (counted < tokens and dimension != "endpoint"):
             return f"the cells of {dimension} have {counted} tokens, not {tokens}"
     return _contradiction_outside(sums, tokens)

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 import tokentape
+from proxy.rollouts.mismatch import contradiction
 from tokentape.mismatch_sums import mismatch, report
 
 SPAN = {"choice": 0, "policy_version": "7", "temperature": 1.0, "owned": True, "endpoint": "e", "engine": "vllm"}
@@ -36,7 +37,7 @@ def test_tokens_are_counted_by_what_is_known_of_them():
     first = row(
         span(2, 12, policy_version="6"),
         span(12, 14),
-        span(20, 23, "t", temperature=0.5, constrained=True, top_p=0.9, logprobs_mode="raw_logprobs", model="lora"),
+        span(20, 23, "t", temperature=0.5, constrained=False, top_p=0.9, logprobs_mode="raw_logprobs", model="lora"),
         length=30,
     )
     second = row(span(1, 3, owned=False), span(5, 6, "t", endpoint="f"), branch=1)
@@ -48,7 +49,7 @@ def test_tokens_are_counted_by_what_is_known_of_them():
     assert {"first": 12, "rest": 4} == tokens(sums, "place")
     assert {"none": 13, "top_p=0.9 raw": 3} == tokens(sums, "truncation")
     assert {"vllm unknown": 13, "vllm raw_logprobs": 3} == tokens(sums, "engine")
-    assert {"unknown": 13, "true": 3} == tokens(sums, "constrained")
+    assert {"unknown": 13, "false": 3} == tokens(sums, "constrained")
     assert {"unknown": 13, "lora": 3} == tokens(sums, "model")
     assert {"0000": 16} == tokens(sums, "position")
     assert {"e": 2} == tokens(sums, "endpoint")  # of the reported version, after the first 8
@@ -63,6 +64,18 @@ def test_tokens_without_a_logprob_on_either_side_are_not_counted():
 
     assert {"all": 1} == tokens(sums, "all")
     assert 0 == sums["neighbours"][0]
+
+
+def test_tokens_whose_logprobs_a_grammar_changed_are_in_one_cell_only():
+    """A forward pass gives them other logprobs, which is no fault."""
+    rows = [row(span(0, 3), span(3, 9, "t", constrained=True), span(9, 11, "u", constrained=False))]
+    sums = mismatch(rows, [[-1.0] * 3 + [-9.0] * 6 + [-1.0] * 2], policy_version="7")
+
+    assert {"unknown": 3, "true": 6, "false": 2} == tokens(sums, "constrained")
+    assert {"all": 5} == tokens(sums, "all")
+    assert {"start": 3, "continued": 2} == tokens(sums, "boundary")
+    assert [0, 0, 0] == [sums["sequences"][1], sums["neighbours"][3], sums["cells"]["all"]["all"]["tail"]]
+    assert contradiction(sums) is None
 
 
 def test_versions_that_cannot_be_compared_have_an_unknown_lag():

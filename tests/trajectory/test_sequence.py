@@ -549,3 +549,20 @@ def test_logprobs_are_finite_and_not_above_zero():
 )
 def test_only_a_finite_number_is_a_temperature(value, expected):
     assert temperature_of(make_step("a", [1], [2], sampling={"temperature": value})) == expected
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shown"),
+    [
+        ({"top_p": 0.9, "top_k": 20, "min_p": 0.1}, {"top_p": 0.9, "top_k": 20, "min_p": 0.1}),
+        ({"top_p": 1, "top_k": -1, "min_p": 0}, {}),
+        ({"top_p": "0.9", "top_k": 2.5, "min_p": nan}, {}),
+        ({"top_p": True, "top_k": 2**40, "min_p": None}, {}),
+    ],
+)
+def test_spans_have_the_settings_that_truncated_their_sampling(sampling, shown):
+    """Values that are no numbers of the setting have no effect."""
+    (row,) = sequences([make_step("a", [1], [10], sampling={"temperature": 1.0} | sampling)], FACTS).rows
+    (span,) = row.as_row()["spans"]
+
+    assert shown == {name: span[name] for name in ("top_p", "top_k", "min_p") if name in span}
