@@ -215,16 +215,22 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
     if call.resumed:
         plan = await off_loop(call.work_bytes, LARGE_BYTES, _going_on, call, plan)
     elif fault is None:
-        plan = await _continued(call, plan, endpoint, as_ids=as_ids)
+        continuation = context.continuation
+        plan = (
+            await _from_tape(call, call.recorded, plan, endpoint, as_ids=as_ids)
+            if call.recorded is not None
+            else await continuation.continued(plan, call.admitted, endpoint, headers, call.work_bytes)
+            if as_ids
+            else continuation.refused(plan)
+        )
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
 
 
-async def _continued(call: Call, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
-    """Return the plan with prompt ids, if they are known: of the step that the call branches from, or by continuation."""
-    continuation, recorded = call.context.continuation, call.recorded
-    if recorded is not None:
-        takes_ids = as_ids and not endpoint.continuation_fault.for_rollout(call.rollout.rollout_id)
-        plan = await off_loop(call.body_bytes, LARGE_BYTES, as_recorded, plan, recorded, as_ids=takes_ids)
+async def _from_tape(call: Call, recorded: Recorded, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
+    """Return the plan of a live call of a playback: with the ids of the step that it branches from, else by continuation."""
+    continuation = call.context.continuation
+    takes_ids = as_ids and not endpoint.continuation_fault.for_rollout(call.rollout.rollout_id)
+    plan = await off_loop(call.body_bytes, LARGE_BYTES, as_recorded, plan, recorded, as_ids=takes_ids)
     if not as_ids:
         return continuation.refused(plan)
     if plan.prompt is not None:

@@ -298,7 +298,8 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     version = versions.at(call.endpoint.label)[0] if versions.is_rolling else versions.announced.version
     finish = partial(exchange.finish, timing, version)
     outcome = finish() if call.work_bytes <= PLAIN_BYTES else await in_thread(finish)
-    resuming.note_ends(call, outcome.step)
+    if call.endpoint.engine.hides_ends:
+        resuming.note_ends(call, outcome.step)
     if plan.prompt is not None and plan.before is None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")

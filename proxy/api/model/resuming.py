@@ -185,11 +185,10 @@ def _has_content(message: Json | None) -> bool:
 
 
 def note_ends(call: Call, step: Step) -> None:
-    """Note the tokens that have ended replies of an engine which hides that of aborted ones."""
-    if call.endpoint.engine.hides_ends:
-        for choice in step.choices:
-            if type(choice.stop_reason) is int and choice.stop_reason not in _stop_ids(call):
-                call.endpoint.end_ids.put(choice.stop_reason, value=True)
+    """Note the tokens that have ended replies of an engine which hides that of aborted ones (`Engine.hides_ends`)."""
+    for choice in step.choices:
+        if type(choice.stop_reason) is int and choice.stop_reason not in _stop_ids(call):
+            call.endpoint.end_ids.put(choice.stop_reason, value=True)
 
 
 def _stop_ids(call: Call) -> Sequence[Any]:
