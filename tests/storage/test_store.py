@@ -696,7 +696,7 @@ async def test_a_record_of_an_expired_incarnation_is_added_to_the_new_one(mortal
     appended = await mortal.append(replace(entry, origin=Origin(1, old.fields)), now_ms=3)
     await mortal.mark("r", old.incarnation, {"m": b"1"}, now_ms=4)
 
-    assert (0, True, True) == appended
+    assert (0, True, True, True) == appended
     assert (new.incarnation, {"b": b"1"}) == ((await mortal.get("r")).incarnation, (await mortal.get("r")).fields)
     assert {"late:s1": b"1", "m": b"1"} == await mortal.marks("r")
 
