@@ -322,12 +322,5 @@ async def test_tool_calls_and_thoughts_are_those_without_updates_or_counted(engi
     assert len(seen.replies) == len(seen.steps)
     assert len(seen.others) == len(ended) == sum(n for (_, result), n in seen.calls.items() if result == "ended")
     assert all(name.endswith("True") for name, _, _ in seen.others), seen.others
-    assert {reason for reason, _ in seen.calls} <= {
-        "none",
-        "grammar",
-        "field",
-        "parser",
-        "character",
-        "length",
-        "finished",
-    }
+    reasons = {"none", "grammar", "field", "parser", "character", "length", "finished"}
+    assert {reason for reason, _ in seen.calls} <= reasons
