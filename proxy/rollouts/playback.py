@@ -99,7 +99,10 @@ class Tapes:
             return None
         async with live.large_work:  # once, for calls that arrive together
             if live.played is None:
-                loaded = await self.load(playback.of, playback.incarnation, playback.ignore, playback.end)
+                try:
+                    loaded = await self.load(playback.of, playback.incarnation, playback.ignore, playback.end)
+                except NotFound:  # deleted since it was renewed
+                    return None
                 live.played = Played(loaded, await self._used(live.rollout))
         return live.played
 

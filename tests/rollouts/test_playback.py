@@ -1,5 +1,6 @@
 """Tapes of playbacks: what is opened, and what a step takes over from its origin."""
 
+import asyncio
 import gc
 from array import array
 
@@ -85,6 +86,17 @@ async def test_a_source_that_was_deleted_is_gone(store):
     rollout = await opened(store)
     await store.delete("r1")
     assert await Tapes(store).play(LiveRollout(rollout), rollout.playback) is None
+
+
+async def test_a_source_that_is_deleted_while_its_tape_is_read_is_gone(store):
+    await source(store, call("s1"))
+    rollout = await opened(store)
+    reached, proceed = store.pauses("blocks")
+    playing = asyncio.create_task(Tapes(store).play(LiveRollout(rollout), rollout.playback))
+    await reached.wait()
+    await store.delete("r1")
+    proceed.set()
+    assert await playing is None
 
 
 def test_an_inherited_step_has_the_request_of_its_client_and_the_body_of_its_origin():
