@@ -373,6 +373,19 @@ async def test_a_branch_with_continuation_off_gets_the_ids_of_the_source(proxies
     assert branch.extra["branched_from"]["ids"] is True
 
 
+async def test_a_branch_needs_no_cache_of_texts_and_no_known_process(http, store, proxies):
+    await run(proxies, "r1", temperature=1.0)
+    sources = await stored_steps(store, "r1")
+    settings = {"engines": {"text_cache_bytes": 0}}
+    for at, source in enumerate(sources):
+        await proxies.open(rollout_id=f"p{at}", playback={"of": "r1", "before": source.step_id})
+        async with proxying(proxies.engine, store, **settings) as cold:
+            await run(Proxies(http, proxies.engine, cold, cold), f"p{at}", temperature=1.0)
+        branch = (await stored_steps(store, f"p{at}"))[at]
+        assert branch.prompts[0][:] == source.prompts[0][:]
+        assert not branch.problems
+
+
 async def test_another_model_gets_the_rendered_prompt_and_the_step_says_so(proxies, store):
     await run(proxies, "r1")
     second = (await stored_steps(store, "r1"))[1].step_id
