@@ -194,8 +194,8 @@ def inherited(
 def as_recorded(plan: Plan, recorded: Recorded, *, as_ids: bool) -> Plan:
     """Return the plan of a live call with what the tape has of it: its messages, and its prompt ids if they are the same.
 
-    They are if the step with its key was sampled by this kind of engine, this model and this policy, and no term of the
-    playback changes what a chat template reads.
+    They are if the step with its key is exact, was sampled by this kind of engine, this model and this policy, and no term of
+    the playback changes what a chat template reads.
     """
     messages = plan.body.get("messages")
     if messages == recorded.asked and messages != recorded.messages:
@@ -206,7 +206,8 @@ def as_recorded(plan: Plan, recorded: Recorded, *, as_ids: bool) -> Plan:
         return plan
     sampled = step.inherited or Sampled(step.rollout_id, step.step_id)
     was = step.engine.kind, step.model_served, step.policy
-    is_same = was == (plan.engine_facts.kind, plan.model_served, plan.policy) and len(step.prompts) == 1
+    # The prompt of a flagged step may be wrong: sent as ids, it would look exact.
+    is_same = was == (plan.engine_facts.kind, plan.model_served, plan.policy) and step.exact and len(step.prompts) == 1
     one, other = ({name: body.get(name) for name in TEMPLATE_FIELDS[1:]} for body in (plan.body, step.body))
     is_same = is_same and recorded.tape.compared(one) == recorded.tape.compared(other)
     if as_ids and is_same and step.prompts[0] and IMAGES not in step.extra and not has_own_ids(plan.body):

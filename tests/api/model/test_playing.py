@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from array import array
+from dataclasses import replace
 
 import anthropic
 import openai
@@ -12,7 +14,9 @@ from tests.support.stored import stored_steps, wait_for_undelivered
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
+from proxy.trajectory.codec import encode
 from storage.errors import StoreUnreachable
+from storage.types import StepWrite
 
 TURNS = [
     Turn(say="I look.", call=[ScriptedCall("weather", {"city": "Oslo"}), ScriptedCall("weather", {"city": "Rome"})]),
@@ -384,6 +388,24 @@ async def test_a_branch_needs_no_cache_of_texts_and_no_known_process(http, store
         branch = (await stored_steps(store, f"p{at}"))[at]
         assert branch.prompts[0][:] == source.prompts[0][:]
         assert not branch.problems
+
+
+async def test_the_prompt_ids_of_a_flagged_step_are_not_sent(proxies, store):
+    """They may be wrong; sent as ids, they would look exact."""
+    await run(proxies, "r1")
+    opened = await store.open("r2", {}, now_ms=1)
+    for step in await stored_steps(store, "r1"):
+        wrong = array("i", [7, *step.prompts[0][:]])
+        record = encode(replace(step, rollout_id="r2", prompts=(wrong,), problems=("prompt_count",)))
+        write = StepWrite("r2", opened.incarnation, step.step_id, record.record, record.blocks, (), {"steps": 1})
+        await store.append(write, now_ms=2)
+    sources = await stored_steps(store, "r1")
+    await proxies.open(rollout_id="p1", playback={"of": "r2", "before": sources[1].step_id})
+    await run(proxies, "p1", calls=2)
+    _, live = await stored_steps(store, "p1")
+    assert live.extra["branched_from"]["ids"] is False
+    assert live.prompts[0][:] == sources[1].prompts[0][:]
+    assert not live.problems
 
 
 async def test_another_model_gets_the_rendered_prompt_and_the_step_says_so(proxies, store):
