@@ -17,7 +17,7 @@ MAXIMA = {
 CALLS = {
     "streamed": (37, 270, 130, 550),
     "unstreamed": (37, 195, 108, 450),
-    "continued": (48, 390, 206, 870),
+    "continued": (48, 392, 208, 880),
     "messages": (52, 520, 250, 810),
 }
 ATTEMPTS = 3  # a read of the socket may return a part of the response, which adds moves
