@@ -128,13 +128,14 @@ async def test_a_slot_in_migration_is_handled(store, cluster_servers):
 
 
 def move_empty_slot(cluster_servers, slot, source_port):
-    """Give a slot to another primary."""
+    """Give a slot to another primary, which imports it: with a new epoch, so that no older gossip gives it back."""
     with ExitStack() as stack:
         clients = {server.port: stack.enter_context(server.client) for server in cluster_servers}
-        target = next(client for port, client in clients.items() if port != source_port)
-        node = target.execute_command("CLUSTER", "MYID").decode()
-        for client in (target, *clients.values()):
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", node)
+        nodes = {port: client.execute_command("CLUSTER", "MYID").decode() for port, client in clients.items()}
+        target = next(port for port in clients if port != source_port)
+        clients[target].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", nodes[source_port])
+        for client in (clients[target], *clients.values()):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", nodes[target])
 
 
 async def test_a_subscription_ends_when_a_slot_moves(store, cluster_servers):
