@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from random import Random
 from secrets import token_hex
 
@@ -58,7 +59,8 @@ async def test_each_step_answers_one_call_whatever_is_killed(tmp_path):
                 await asyncio.wait([playing], timeout=dice.random() / 20)
                 if not playing.done():
                     await fleet.kill(http, dice.choice(fleet.proxies))
-                    os.kill(server._process.pid, signal.SIGKILL)  # the server restarts it
+                    with suppress(ProcessLookupError):  # killed before, and not yet restarted
+                        os.kill(server._process.pid, signal.SIGKILL)
             played = await playing
         finally:
             await fleet.stop()
