@@ -43,7 +43,7 @@ _ROUTER_HEADERS: Final = {
 
 
 class SessionSettings(Section):
-    """How calls name their session to a router in front of engines (docs/fleet.md)."""
+    """How calls name their session to a router in front of engines (docs/operations.md)."""
 
     router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = described(
         "The router: sgl-router."
@@ -106,7 +106,7 @@ class EndpointSettings(Section):
     )
     headers: dict[HeaderName, HeaderValue] = described("Headers of every request to it, such as for a gateway.", {})
     session: SessionSettings | None = described(
-        "How calls name their session to a router, which then sends all of them to one engine (docs/fleet.md)."
+        "How calls name their session to a router, which then sends all of them to one engine (docs/operations.md)."
     )
     version: str | None = described("Version to record. Default: as reported.")
     models: list[Annotated[str, Field(min_length=1)]] = described(

@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     insecure: bool = described(
         "Allow a non-loopback address, or the control API beside agents' keys, without API keys.", default=False
     )
-    workers: int = described("Processes that share the port and the store (docs/workers.md).", 1, ge=1)
+    workers: int = described("Processes that share the port and the store (docs/operations.md).", 1, ge=1)
     shutdown_delay_s: float = described(
         "After SIGTERM, how long calls are still accepted while /ready returns 503, for load balancers.", 0, ge=0
     )

@@ -397,7 +397,7 @@ START_TIME: Final = "process_start_time_seconds"
 
 
 def aggregate(name: str, value: float, other: float) -> float:
-    """Combine the values of a series from two workers (docs/workers.md)."""
+    """Combine the values of a series from two workers."""
     declared = DECLARED.get(name.removeprefix("tokentape_"))
     return declared.workers(value, other) if declared else max(value, other) if name == START_TIME else value + other
 

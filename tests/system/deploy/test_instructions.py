@@ -1,17 +1,18 @@
-"""The commands of deploy/README.md cannot be run here as written; the files and settings that they name exist."""
+"""The commands of docs/operations.md that deploy cannot be run here as written; the files and settings that they name exist."""
 
 import re
 import shlex
 
 import pytest
+from tests.support.pages import blocks_of
 
 from docs.generate import settings_of
 from proxy.config.settings import ENVIRONMENT_PREFIX, Settings
 
 from .conftest import DEPLOY
 
-PAGE = DEPLOY / "README.md"
-BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DEPLOY.parent / "docs" / "operations.md"
+BLOCKS = [block.text for block in blocks_of(PAGE) if block.checked_by == "tests/system/deploy/test_instructions.py"]
 MADE = {"secret.yaml", ".env", "deploy"}  # created by the reader from the examples; and the target of `cd`
 
 
