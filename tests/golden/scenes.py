@@ -142,7 +142,7 @@ async def completions(stage: Stage) -> None:
     await stage.post(COMPLETIONS, {**flat, "response_mask": None})
     result = {"rollout_id": "osmosis", "status": "COMPLETED", "finish_reason": "stop", "reward": 1.0}
     await stage.post("/v1/rollout/completed", result)
-    await stage.until("/rollouts/osmosis", lambda found: found["drift"] is not None)
+    await stage.settle("osmosis")
 
 
 async def generated(stage: Stage) -> None:
@@ -398,11 +398,13 @@ async def members(stage: Stage) -> None:
     for number, member in enumerate(over["rollouts"][:2]):
         await stage.post(f"/rollouts/{member['rollout_id']}{CHAT}", chat(user("Over."), seed=number))
         await stage.finish(member["rollout_id"], status="completed", reward=number)
+    await stage.settle(over["rollouts"][2]["rollout_id"])  # ended with its group
     await stage.get("/groups/over")
     replaced = await stage.post("/groups", {"group_id": "replaced", "size": 1, "replace": 2})
     first = replaced["rollouts"][0]["rollout_id"]
     await stage.post(f"/rollouts/{first}{CHAT}", chat(user("Fails.")))
     failed = await stage.post(f"/rollouts/{first}/finish", {"status": "failed"})
+    await stage.settle(first)
     await stage.post(f"/rollouts/{failed['replaced_by']['rollout_id']}{CHAT}", chat(user("Works.")))
     await stage.finish(failed["replaced_by"]["rollout_id"], status="completed", reward=1)
     late = await stage.post("/groups", {"group_id": "expired", "size": 1, "deadline_s": 5})
@@ -410,6 +412,7 @@ async def members(stage: Stage) -> None:
     await stage.post(f"/rollouts/{member}{CHAT}", chat(user("Never ends.")))
     stage.clock.tick(10)
     await stage.until("/groups/expired", lambda group: group["status"] == "complete")
+    await stage.settle(member)
     await stage.get(f"/rollouts/{member}")
     unrewarded = await stage.post("/groups", {"group_id": "unrewarded", "size": 1})
     (member,) = (rollout["rollout_id"] for rollout in unrewarded["rollouts"])

@@ -103,6 +103,10 @@ class Stage:
     async def finish(self, rollout: str, **body: Any) -> None:
         """Finish a rollout, and wait until its drift is counted."""
         await self.post(f"/rollouts/{rollout}/finish", body)
+        await self.settle(rollout)
+
+    async def settle(self, rollout: str) -> None:
+        """Wait until the drift of a finished rollout is counted, which happens in the background."""
         await self.until(f"/rollouts/{rollout}", lambda found: found["drift"] is not None)
 
     async def leave(self, path: str, body: Any, *, events: int) -> None:
