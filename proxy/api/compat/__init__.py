@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Final
 
-from proxy.api.compat.atropos_generate import COMPLETIONS, GENERATE, read_generate
+from proxy.api.compat.atropos_generate import (
+    COMPLETIONS,
+    GENERATE,
+    TRL_GENERATE,
+    read_generate,
+    read_trl_generate,
+)
 from proxy.api.compat.osmosis import read_flat
 from proxy.api.http import CallRoute
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
@@ -15,4 +21,5 @@ CALL_ROUTES: Final[Mapping[str, CallRoute]] = {
     **{path: CallRoute(translation, (read_translated_call,)) for path, translation in (TRANSLATORS | METHODS).items()},
     COMPLETIONS: CallRoute(DIALECTS[COMPLETIONS], (read_flat,)),
     GENERATE: CallRoute(DIALECTS[GENERATE], (read_generate,)),
+    TRL_GENERATE: CallRoute(DIALECTS[COMPLETIONS], (read_trl_generate,)),
 }

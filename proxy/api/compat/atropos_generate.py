@@ -1,8 +1,10 @@
-"""The adapter of `POST /generate` for engines that do not have it: ids in, ids and logprobs out.
+"""The adapters of `POST /generate` for engines that do not have it: ids in, ids and logprobs out.
 
 Atropos' VLLMServer (296a0bc) calls the script that Atropos ships with its trainer (`prompt.prompt_token_ids`). All others call
 SGLang's own endpoint. SGLang gets these calls unchanged; for other engines they are translated if they contain the ids of one
 prompt (`input_ids`), as Atropos' SGLangServer sends them. If the engine returned no ids, the response is an error.
+
+Atropos' TrlVllmServer (0.4.0) calls `POST /generate/` of TRL's former vLLM server: texts in, ids out.
 """
 
 from collections.abc import Mapping
@@ -20,9 +22,11 @@ from proxy.protocols.translated_call import CallAdapter
 from proxy.trajectory.step import Choice, Step
 
 GENERATE: Final = "/generate"
+TRL_GENERATE: Final = "/generate/"
 COMPLETIONS: Final = "/v1/completions"
 _SGLANG_NEW_TOKENS: Final = 128  # SGLang's default on /generate; completions would take 16
-# Neither format uses the model's generation_config for absent parameters, as completions would.
+_TRL_NEW_TOKENS: Final = 16
+# No format uses the model's generation_config for absent parameters, as completions would.
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _RENAMED: Final = {
     "max_new_tokens": "max_tokens",
@@ -41,7 +45,7 @@ _NOT_SAMPLED: Final = "phantom_token"  # the one token of a call for the prompt'
 class TokensInCall(CallAdapter):
     """One call of `/generate`, as a completions call."""
 
-    shape: Literal["vllm", "sglang"]
+    shape: Literal["vllm", "sglang", "trl"]
     scores_prompt: bool = False  # logprobs of the prompt are requested
     fault: UnprocessableRequest | None = None  # why the body cannot be translated
     endpoint: str = COMPLETIONS
@@ -95,6 +99,8 @@ class TokensInCall(CallAdapter):
         if self.shape == "sglang":
             responses = [self._sglang(step, choice, texts[choice.index]) for choice in step.choices]
             return orjson.dumps(responses[0] if self._samples == 1 else responses)
+        if self.shape == "trl":
+            return orjson.dumps(_trl(step))
         response = self._vllm(step, [texts[choice.index] for choice in step.choices])
         if self.scores_prompt:
             scores = (step.response or {})["choices"][0].get("prompt_logprobs")
@@ -149,6 +155,15 @@ class TokensInCall(CallAdapter):
         return {"text": text, "output_ids": choice.ids.tolist(), "meta_info": meta}
 
 
+def _trl(step: Step) -> dict[str, Any]:
+    """Return the response of TRL's server (0.27), which has prompts once and the samples of each prompt in order."""
+    return {
+        "prompt_ids": [prompt.tolist() for prompt in step.prompts],
+        "completion_ids": [choice.ids.tolist() for choice in step.choices],
+        "logprobs": [list(choice.logprobs) for choice in step.choices],
+    }
+
+
 def with_any_model(body: dict[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
     """Return a body without a model with the alias `*`, if it is configured."""
     return body if body.get("model") or "*" not in models else {**body, "model": models["*"]}
@@ -166,6 +181,17 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _options: Translation
         return replace(_read_sglang(body), own=own)
     except UnprocessableRequest as fault:
         return TokensInCall(request=body, body={}, shape="sglang", own=own, fault=fault)
+
+
+def read_trl_generate(_endpoint: str, body: Mapping[str, Any], _options: TranslationOptions) -> TokensInCall:
+    """Parse a body of TRL's server. Raises UnprocessableRequest for one without a list of texts."""
+    prompts = body.get("prompts")
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        raise UnprocessableRequest("prompts must be a list of texts.", param="prompts")
+    _check(body)
+    fields = {name: value for name, value in body.items() if name != "prompts" and value is not None}
+    sent = {**_SAMPLING, "max_tokens": _TRL_NEW_TOKENS, **fields, "prompt": prompts}
+    return TokensInCall(request=body, body=sent, shape="trl", returns_logprobs=True)
 
 
 def _check(body: Mapping[str, Any]) -> None:

@@ -1,10 +1,19 @@
 """`/generate` in the two shapes of Atropos' token servers."""
 
+import time
+import uuid
+from types import SimpleNamespace
+
+import aiohttp
 import pytest
+from openai.types import Completion, CompletionChoice
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
 from tests.support.session import one_call, session_with
 from tests.support.stored import stored_steps
+from tests.support.trainers import load_published
 
-from proxy.api.compat.atropos_generate import read_generate
+from proxy.api.compat.atropos_generate import read_generate, read_trl_generate
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.server.listener import simulating
@@ -112,6 +121,24 @@ async def test_at_9_probes_of_the_sglang_client_succeed_and_are_not_recorded(sto
 
     assert (200, 1) == (response.status, len(response.json["choices"]))
     assert () == (await store.list()).names
+
+
+@ENGINES
+@pytest.mark.parametrize("prompts", [["Hello"], ["Hello", "What is 2 and 3?"]])
+async def test_trl_gets_the_ids_of_each_sample_of_each_text(store, engine_shape, prompts):
+    """As Atropos' TrlVllmServer requests them, with its fields. The step has the same ids, in the same order."""
+    body = {"prompts": prompts, "n": 2, "max_tokens": 6, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "repetition_penalty": 1.0}  # fmt: skip
+    async with simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine, session_with(engine, store) as session:
+        response = await session.post("/rollouts/r1/generate/", body)
+    (step,) = await stored_steps(store, "r1")
+
+    assert (200, True) == (response.status, step.trainable)
+    assert [load_tokenizer().encode(text) for text in prompts] == response.json["prompt_ids"]
+    assert 2 * len(prompts) == len(step.choices)
+    assert [choice.ids.tolist() for choice in step.choices] == response.json["completion_ids"]
+    assert [list(choice.logprobs) for choice in step.choices] == response.json["logprobs"]
+    assert [index // 2 for index in range(len(step.choices))] == [choice.prompt for choice in step.choices]
 
 
 @ENGINES
@@ -244,6 +271,36 @@ def test_missing_sampling_parameters_are_sent_with_neutral_values(body):
     neutral = {"temperature": 1.0, "top_p": 0.5, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
     assert neutral.items() <= read_generate("/generate", body, TranslationOptions()).body.items()
+
+
+async def test_the_trl_server_of_atropos_gets_what_was_sampled(store):
+    """Its published class decodes the ids; it needs `base_url` without `/v1`."""
+    decode, requested = load_tokenizer().decode, SimpleNamespace(model_name="m", base_url="")
+    tokenizer = SimpleNamespace(decode=decode, eos_token_id=2, apply_chat_template=lambda messages, **_: str(messages))
+    used = {"aiohttp": aiohttp, "uuid": uuid, "time": time, "Completion": Completion, "CompletionChoice": CompletionChoice,
+            "ChatCompletion": ChatCompletion, "ChatCompletionMessage": ChatCompletionMessage, "Choice": Choice,
+            "AutoTokenizer": SimpleNamespace(from_pretrained=lambda _name: tokenizer)}  # fmt: skip
+    base = type("APIServer", (), {"__init__": lambda self, config, reasoning_config=None: None})
+    path = "atroposlib/envs/server_handling/trl_vllm_server.py"
+    published = load_published(path, "TrlVllmServer", APIServer=base, **used)
+    async with simulating("127.0.0.1:0", Options()) as engine, session_with(engine, store) as session:
+        requested.base_url = f"{session.url}/rollouts/r1"
+        server = published.TrlVllmServer(requested)
+        completion = await server._completion_wrapper(prompt="Hello", n=2, max_tokens=6)
+        chat = await server._chat_completion_wrapper(messages=[{"role": "user", "content": "Hello"}], max_tokens=6)
+    steps = await stored_steps(store, "r1")
+
+    texts = [[decode(choice.ids.tolist()) for choice in step.choices] for step in steps]
+    assert [[it.text for it in completion.choices], [it.message.content for it in chat.choices]] == texts
+    assert [2, 1] == [len(step.choices) for step in steps]
+
+
+@pytest.mark.parametrize("prompts", [None, [], "hi", [1], [[1, 2]]])
+def test_trl_requires_a_list_of_texts(prompts):
+    with pytest.raises(UnprocessableRequest) as refused:
+        read_trl_generate("/generate/", {"prompts": prompts}, TranslationOptions())
+
+    assert "prompts" == refused.value.param
 
 
 def test_the_catch_all_alias_applies_to_calls_without_a_model():
