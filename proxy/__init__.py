@@ -19,6 +19,3 @@ The folders, from the lowest layer to the highest; a folder imports only lower o
 A call is received by `api.model.calls`, planned by `protocols.plan`, sent by `upstream`, interpreted by `protocols.exchange`
 and stored by `rollouts.recorder`; only then does `api.model.relay` send the end of the response. Pure modules perform no I/O.
 """
-
-# The `tokentape` command checks for this line before it imports the package; see tokentape/__main__.py.
-DISTRIBUTION = "tokentape"

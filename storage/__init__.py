@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreOptions", "open_store", "start_shared"]
 
-DISTRIBUTION = "tokentape"
-
 
 async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """Open the store at `url`: `embedded:PATH`, `unix:PATH`, `redis://`, `redis+cluster://`, `redis+sentinel://`, ….

@@ -36,7 +36,7 @@ from proxy.telemetry.multiprocess import Family, WorkerSlot, encoded, respond_at
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.
-_PROGRAM: Final = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from proxy.cli.main import main; main()"
+_PROGRAM: Final = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from tokentape.__main__ import main; main()"
 _MAX_LINE_BYTES: Final = 2**26  # settings may contain JSON Schemas of tools
 _MAX_DELAY_S: Final = 5.0
 _STABLE_S: Final = 30.0  # a worker that ran this long is restarted at once

@@ -7,8 +7,8 @@ chat template. The merges are in `vocabulary.json`, which `benchmarks/train_voca
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
-from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, TypedDict
 
 import orjson
@@ -48,7 +48,7 @@ class Vocabulary(TypedDict):
 @cache
 def load_vocabulary() -> Vocabulary:
     """Return the installed vocabulary."""
-    raw = files("proxy.simulator").joinpath("vocabulary.json").read_bytes()
+    raw = Path(__file__).with_name("vocabulary.json").read_bytes()
     vocabulary: Vocabulary = orjson.loads(raw)
     return vocabulary
 

@@ -21,7 +21,7 @@ from proxy.server.supervisor import Workers, refuse_left_journals, settings_of_w
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-WORKER = "proxy.cli.main"
+WORKER = "tokentape.__main__"
 
 
 @pytest.fixture

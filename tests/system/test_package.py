@@ -10,15 +10,17 @@ import tarfile
 import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
-from urllib.request import Request, urlopen
 
-import orjson
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.support.installed import exported_by
+
+from hatch_build import moved
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"proxy", "storage", "tokentape"}
+SERVER = Path("tokentape/_server")
 MAX_SDIST_BYTES = 1_500_000
 NAMES_THE_REGISTRY = re.compile(r"\binstall\b[^\n`\"]*[ '\"]tokentape(\[|['\"` ]|$)", re.MULTILINE)
 
@@ -35,7 +37,9 @@ def tracked(*patterns: str) -> list[Path]:
 def dist(tmp_path_factory):
     """The sdist of a clean copy of the tree, and the wheel that is built from the unpacked sdist alone."""
     folder = tmp_path_factory.mktemp("package")
-    for path in tracked(*PACKAGES, "*.md", "*.toml", "*.txt", "*.yaml", "LICENSE", "tests/cassettes/*.json"):
+    for path in tracked(
+        *PACKAGES, "*.md", "*.toml", "*.txt", "*.yaml", "LICENSE", "hatch_build.py", "tests/cassettes/*.json"
+    ):
         copy = folder / "tree" / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -49,13 +53,20 @@ def built(folder: Path, target: str) -> Path:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", target], cwd=folder, check=True, capture_output=True
     )
-    (path,) = (folder / "dist").iterdir()
+    (path,) = (folder / "dist").glob("*.whl" if target == "wheel" else "*.tar.gz")
     return path
+
+
+def write_own_modules(folder: Path, own: str = "here") -> None:
+    """Write the modules of a user that have the names of the server's packages."""
+    (folder / "storage").mkdir(parents=True)
+    (folder / "storage" / "__init__.py").write_text(f"OWN = {own!r}\n")
+    (folder / "proxy.py").write_text(f"OWN = {own!r}\n")
 
 
 @pytest.fixture(scope="module")
 def installed(dist, tmp_path_factory):
-    """The command of the wheel in a new environment with the dependencies of this one."""
+    """The wheel in a new environment with the dependencies of this one, and with a user's modules."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
@@ -74,7 +85,8 @@ def installed(dist, tmp_path_factory):
     subprocess.run(install, check=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
-    return folder / "bin" / "tokentape"
+    write_own_modules(packages, "installed")
+    return folder
 
 
 def test_the_sdist_contains_the_packages_and_no_tests(dist):
@@ -82,19 +94,22 @@ def test_the_sdist_contains_the_packages_and_no_tests(dist):
     with tarfile.open(dist[0]) as archive:
         names = {member.name.split("/")[1] for member in archive if member.isfile()}
 
-    assert PACKAGES | {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"} <= names
+    assert PACKAGES | {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"} <= names
     assert {"tests", "docs", "benchmarks", "deploy", "examples"}.isdisjoint(names)
     assert dist[0].stat().st_size < MAX_SDIST_BYTES
 
 
 def test_the_wheel_contains_every_file_of_the_packages_and_a_registrys_metadata(dist):
+    """`tokentape` is its only name at the top level."""
     with zipfile.ZipFile(dist[1]) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (path,) = [name for name in archive.namelist() if name.endswith("METADATA")]
         metadata = email.message_from_bytes(archive.read(path))
         text = archive.read(path).decode()
+    sources = [path.relative_to(ROOT) for path in tracked(*PACKAGES)]
+    expected = {str(path if path.parts[0] == "tokentape" else SERVER / path) for path in sources}
 
-    assert {str(path.relative_to(ROOT)) for path in tracked(*PACKAGES)} == names
+    assert expected | {str(SERVER / "__init__.py")} == names
     assert ("tokentape", "Apache-2.0", ">=3.11", "text/markdown") == tuple(
         metadata[name] for name in ("Name", "License-Expression", "Requires-Python", "Description-Content-Type")
     )
@@ -104,32 +119,66 @@ def test_the_wheel_contains_every_file_of_the_packages_and_a_registrys_metadata(
     assert "TokenTape" in text
 
 
-def test_an_installed_wheel_serves_records_and_exports_without_the_repository(installed, tmp_path):
-    """Python does not see the repository; the page and the vocabulary of the simulator are in the wheel."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    serve = [installed, "serve", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(serve, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        log = ""
-        while not (found := re.search(r"listening (http://\S+)", log)):
-            line = process.stderr.readline()
-            assert line, log
-            log += line
-        url = found[1]
-        body = orjson.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]})
-        call = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
-        assert 200 == urlopen(call).status
-        assert b"TokenTape" in urlopen(f"{url}/ui").read()
-        exported = subprocess.run(
-            [installed, "export", "--url", url], cwd=tmp_path, env=environment, capture_output=True, check=True
-        ).stdout
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+def test_a_wheel_built_from_the_tree_equals_the_one_from_the_sdist(dist):
+    """`pip install .` in a clone, and an installation from the sdist, give the same files."""
+    contents = []
+    for path in (built(dist[0].parents[1], "wheel"), dist[1]):
+        with zipfile.ZipFile(path) as archive:
+            contents.append({name: archive.read(name) for name in archive.namelist()})
 
-    assert "r1" == orjson.loads(exported)["rollout_id"]
-    assert 0 == process.returncode
-    assert str(ROOT) not in log
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("way", [["bin/tokentape"], ["bin/python", "-m", "tokentape"]], ids=["command", "module"])
+def test_an_installed_wheel_serves_beside_modules_of_the_same_names(installed, tmp_path, way):
+    """A user's `proxy.py` and `storage/`, beside it and in the working directory, break nothing: also not in workers."""
+    write_own_modules(tmp_path)
+    command = [installed / way[0], *way[1:]]
+
+    assert "r1" == exported_by(command, tmp_path, "--workers", "2")["rollout_id"]
+
+
+def test_an_installed_wheel_does_not_hide_modules_of_the_same_names(installed, tmp_path):
+    """The process of a user who imports the client, and the pytest plugin, has their own `proxy` and `storage`."""
+    program = "import tokentape, tokentape.testing, proxy, storage; print(tokentape.Client, proxy.OWN, storage.OWN)"
+    done = subprocess.run(
+        [installed / "bin" / "python", "-c", program], cwd=tmp_path, env={"PATH": os.environ["PATH"]},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert ("", "<class 'tokentape.clients.Client'> installed installed\n") == (done.stderr, done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from proxy.errors import A\n", "from tokentape._server.proxy.errors import A\n"),
+        ("if é:\n    from storage import B\n", "if é:\n    from tokentape._server.storage import B\n"),
+        ("a = 'é'; from proxy import a; from proxy.b import c\n",
+         "a = 'é'; from tokentape._server.proxy import a; from tokentape._server.proxy.b import c\n"),
+        ("from .proxy import a\nfrom proxylib import b\nimport storages\n",
+         "from .proxy import a\nfrom proxylib import b\nimport storages\n"),
+        ('"""proxy.errors"""\nkind = "proxy"\n', '"""proxy.errors"""\nkind = "proxy"\n'),
+    ],
+)  # fmt: skip
+def test_imports_of_the_servers_packages_are_changed_in_a_wheel(source, expected):
+    """In the statements only, wherever they are."""
+    assert expected == moved(source, "a.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import proxy.errors\n", "a.py:1: write `from … import …`"),
+        ("import os, storage\n", "a.py:1: write `from … import …`"),
+        ("import_module('proxy.cli.main')\n", "a.py:1: 'proxy.cli.main' is another name"),
+        ("\nprogram = 'import sys; from proxy.cli.main import main'\n", "a.py:2: 'from proxy' is another name"),
+    ],
+)
+def test_a_name_that_a_wheel_would_not_have_is_refused(source, message):
+    """The build fails, instead of the installed server."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        moved(source, "a.py")
 
 
 def test_no_page_and_no_message_installs_tokentape_from_a_registry():
