@@ -1,6 +1,7 @@
 """Hand-written pages: every code block is run or checked, and every link has a target."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from secrets import token_hex
@@ -80,6 +81,15 @@ def test_the_readme_prints_a_reply_and_its_sequences(served, tmp_path):
     assert rows
     for row in rows:
         assert 1 == len({len(row["token_ids"]), len(row["mask"]), len(row["logprobs"])})
+
+
+def test_the_readme_trains_a_group(served, tmp_path):
+    """The block about groups, pasted, prints a batch with four rewards and four rows."""
+    group = [block for block in blocks_of(PAGES["README.md"]) if block.language == "python"][1]
+    printed = [line.partition(" ")[2] for line in follow(group, Reader(*served, folder=tmp_path)).splitlines()]
+
+    assert printed
+    assert {(4, 4)} == {tuple(map(len, json.loads(f"[{line.replace('] [', '], [')}]"))) for line in printed}
 
 
 def test_a_test_that_a_page_names_as_a_blocks_check_names_the_page():

@@ -4,19 +4,20 @@ Each method is written once, as a coroutine of ControlApi. A transport that bloc
 end without an event loop.
 """
 
+import asyncio
 import inspect
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, get_args, overload
 
 from tokentape.batches import Batch
-from tokentape.control_api import ControlApi
-from tokentape.transport import Beat, ClientError, Request, TaskHeartbeat, Transport, error_from_response, require
-from tokentape.types import ClaimedGroup
+from tokentape.control_api import NOT_FOUND, ControlApi
+from tokentape.transport import LOG, Beat, ClientError, Request, TaskHeartbeat, Transport, error_from_response, require
+from tokentape.types import ClaimedGroup, FinishStatus
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructors raise
     import httpx2 as httpx
@@ -24,11 +25,14 @@ with suppress(ImportError):  # `import tokentape` works without httpx2; the cons
 if TYPE_CHECKING:
     from tokentape.managed_server import ManagedServer
 
+LOOK_S: Final = 15.0  # between two looks at whether a rollout that is played has ended
+ENDED: Final = frozenset(get_args(FinishStatus))
 MAX_JOIN_S: Final = 5.0  # an extension in flight may end later; nothing reads its result
 
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
+Agent = Callable[[Mapping[str, Any]], Awaitable[float | None]]
 
 
 class AsyncClient(ControlApi):
@@ -50,6 +54,61 @@ class AsyncClient(ControlApi):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def play_group(self, size: int, agent: Agent, **options: Any) -> str:
+        """Open a group with the options of `open_group`, play its rollouts concurrently, and return its ID.
+
+        An agent that raises or hangs ends none of the others: see `play_rollout`.
+        """
+        group = await self.open_group(size, **options)
+        await asyncio.gather(*(self.play_rollout(rollout, agent) for rollout in group["rollouts"]))
+        return cast("str", group["group_id"])
+
+    async def play_rollout(self, rollout: Mapping[str, Any], agent: Agent) -> str | None:
+        """Run an agent in an opened rollout, and finish the rollout with the reward that `agent(rollout)` returns.
+
+        An agent that raises is logged, and its rollout is finished as `aborted`. If the rollout ends before the agent, by
+        `idle_s`, `deadline_s` or as surplus, the agent is cancelled at most 15 s later. In both cases the agent runs again in
+        the rollout that replaces this one, if the group has `replace`.
+
+        Returns the ID of the rollout that is completed, or None.
+        """
+        playing: Mapping[str, Any] | None = rollout
+        while playing is not None:
+            rollout_id = playing["rollout_id"]
+            try:
+                reward = await self._until_ended(rollout_id, agent(playing))
+                await self.finish_rollout(rollout_id, reward=reward)
+            except Exception:  # noqa: BLE001 - of this agent: the others continue
+                LOG.exception("the agent of rollout %r failed", rollout_id)
+            else:
+                return cast("str", rollout_id)
+            finished: Mapping[str, Any] = {}
+            with suppress(ClientError):  # it has another status, or the proxy is unreachable and the limits finish it
+                finished = await self.finish_rollout(rollout_id, "aborted")
+            playing = finished.get("replaced_by")
+        return None
+
+    async def _until_ended(self, rollout_id: str, running: Awaitable[float | None]) -> float | None:
+        """Return the result of an agent; cancel it if its rollout ends before."""
+        task = asyncio.ensure_future(running)  # noqa: TID251 - referenced here until it ends
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+                try:
+                    seen = await self.rollout(rollout_id)
+                except ClientError as error:
+                    if error.status == NOT_FOUND:
+                        raise
+                else:
+                    if seen["status"] in ENDED:
+                        raise TimeoutError(
+                            f"rollout {rollout_id!r} was finished as {seen['status']} before its agent ended"
+                        )
+            if task.cancelled():
+                raise RuntimeError("the agent was cancelled")
+            return task.result()
+        finally:
+            task.cancel()
 
     def managed_server(
         self,

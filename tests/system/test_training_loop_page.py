@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from openai import OpenAIError
@@ -26,7 +27,10 @@ DYING = """update.calls = getattr(update, "calls", 0) + 1
 
 
 def run(url: str, failing: int, update: str = UPDATE) -> list[str]:
-    """Run the program as pasted, with this body of `update`; the first `failing` attempts raise. Return what it prints."""
+    """Run the program as pasted, with this body of `update`; return what it prints.
+
+    The first `failing` attempts raise, but the first one hangs: its rollout ends, as it does after the page's limits.
+    """
     assert TRAINER.endswith(START)
     assert UPDATE in TRAINER
     names: dict = {}
@@ -34,12 +38,17 @@ def run(url: str, failing: int, update: str = UPDATE) -> list[str]:
     attempt, left = names["attempt"], iter(range(failing))
 
     async def attempt_or_fail(rollout):
-        if next(left, None) is not None:
+        number = next(left, None)
+        if number == 0:
+            async with AsyncClient(url) as client:
+                await client.finish_rollout(rollout["rollout_id"], "aborted")
+            await asyncio.Event().wait()
+        if number is not None:
             raise OpenAIError("the agent failed")
         return await attempt(rollout)
 
     names["attempt"] = attempt_or_fail
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, patch("tokentape.clients.LOOK_S", 0.05):
         exec(compile(TRAINER.replace(UPDATE, update), "docs/training-loop.md", "exec"), names)
     return printed.getvalue().splitlines()
 

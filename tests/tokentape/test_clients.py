@@ -181,7 +181,7 @@ def test_both_clients_have_the_same_methods_and_arguments():
             if name[0] != "_" or name == "__init__"
         }
 
-    assert {"managed_server"} == methods(AsyncClient).keys() - methods(Client).keys()
+    assert {"managed_server", "play_group", "play_rollout"} == methods(AsyncClient).keys() - methods(Client).keys()
     assert methods(Client).items() <= methods(AsyncClient).items()
 
 
@@ -301,3 +301,90 @@ def test_stopping_a_thread_waits_for_a_call_in_progress():
 
     assert ["begun", "ended"] == beats
     assert [] == threads()
+
+
+async def played(url, monkeypatch, agent, **options):
+    """Play a group of two with this agent; return its ID, and the statuses of all its attempts."""
+    monkeypatch.setattr("tokentape.clients.LOOK_S", 0.05)
+    async with AsyncClient(url) as client:
+        group_id = await client.play_group(2, agent, **options)
+        rollouts = [rollout async for rollout in client.rollouts()]
+        assert {group_id} == {rollout["group_id"] for rollout in rollouts}
+        return await client.group(group_id), sorted(rollout["status"] for rollout in rollouts)
+
+
+async def test_a_group_is_played_with_the_rewards_of_its_agents(url, monkeypatch):
+    numbers = iter(range(2))
+
+    async def agent(rollout):
+        return float(next(numbers))
+
+    group, statuses = await played(url, monkeypatch, agent)
+
+    assert "complete" == group["status"]
+    assert [0.0, 1.0] == sorted(member["reward"] for member in group["rollouts"])
+    assert ["completed"] * 2 == statuses
+
+
+@pytest.mark.parametrize("error", [ValueError("the agent failed"), asyncio.CancelledError()])
+async def test_an_agent_that_raises_runs_again_in_the_rollout_that_replaces_its_own(url, monkeypatch, error):
+    """Also if a library of its cancels it; the others continue."""
+    numbers = iter(range(9))
+
+    async def agent(rollout):
+        if next(numbers) == 0:
+            raise error
+        return 1.0
+
+    group, statuses = await played(url, monkeypatch, agent, replace=True)
+
+    assert "complete" == group["status"]
+    assert ["aborted", "completed", "completed"] == statuses
+
+
+async def test_an_agent_that_hangs_is_cancelled_once_its_rollout_has_ended(url, monkeypatch):
+    """By `start_s` here."""
+    monkeypatch.setattr("tokentape.clients.LOOK_S", 0.05)
+    cancelled = []
+
+    async def agent(rollout):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(rollout["rollout_id"])
+            raise
+
+    async with AsyncClient(url) as client:
+        assert None is await client.play_rollout(await client.open_rollout("r1", start_s=0.1), agent)
+        assert "aborted" == (await client.rollout("r1"))["status"]
+    assert ["r1"] == cancelled
+
+
+async def test_an_agent_that_always_fails_ends_with_its_group(url, monkeypatch):
+    """After the attempts of `replace`, each logged."""
+
+    async def agent(rollout):
+        raise ValueError("the agent failed")
+
+    group, statuses = await played(url, monkeypatch, agent, replace=1)
+
+    assert "complete" == group["status"]
+    assert ["aborted"] * 4 == statuses
+
+
+async def test_a_rollout_is_played_until_it_is_deleted_or_completed(url, monkeypatch):
+    """Its ID is returned only if it is completed with the agent's reward."""
+    monkeypatch.setattr("tokentape.clients.LOOK_S", 0.05)
+    async with AsyncClient(url) as client:
+
+        async def agent(rollout):
+            if rollout["rollout_id"] == "deleted":
+                await client.delete_rollout("deleted")
+                await asyncio.Event().wait()
+            return 0.5
+
+        for name in ("deleted", "kept"):
+            assert (None if name == "deleted" else name) == await client.play_rollout(
+                await client.open_rollout(name), agent
+            )
+        assert 0.5 == (await client.rollout("kept"))["reward"]

@@ -35,8 +35,12 @@ def published() -> dict[str, ModuleType]:
         "AgentLoopMetrics", "AgentLoopOutput", "AgentLoopBase", "_agent_loop_registry", "register",
         BaseModel=pydantic.BaseModel, Optional=Optional, Any=Any, torch=torch, **abstract,
     )  # fmt: skip
+    grpo = load_published("trl/trainer/grpo_trainer.py", "GRPOTrainer._generate_and_score_completions", torch=torch)
+    trl = ModuleType("trl")
+    trl.GRPOTrainer = type("GRPOTrainer", (), {"_generate_and_score_completions": grpo._generate_and_score_completions})
     datum, model_input = import_published("tinker", "types.datum", "types.model_input", without=["httpx"])
     return {
+        "trl": trl,
         "trl.experimental.async_grpo.async_rollout_worker": load_published(
             "trl/experimental/async_grpo/async_rollout_worker.py", "RolloutSample", dataclass=dataclass, np=np
         ),
@@ -151,16 +155,41 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
     assert [{**SAMPLING, **stop, "max_tokens": 24}] * 6 == await sampled_with(page)
 
 
-def failing(page, monkeypatch, fails):
-    """Let an attempt raise if `fails` accepts its number or its task."""
+def faulty(page, monkeypatch, fault, is_faulty):
+    """Let an attempt go through `fault(rollout)` before, if `is_faulty` accepts its number or its task."""
     attempt, numbers = page.attempt, itertools.count()
 
-    async def attempt_or_fail(rollout, task):
-        if fails(next(numbers), task):
-            raise ValueError("the agent failed")
-        return await attempt(rollout, task)
+    async def attempt_or_fail(task, rollout):
+        if is_faulty(next(numbers), task):
+            await fault(page, rollout)
+        return await attempt(task, rollout)
 
-    monkeypatch.setitem(page.played.__globals__, "attempt", attempt_or_fail)
+    monkeypatch.setattr("tokentape.clients.LOOK_S", 0.05)
+    monkeypatch.setitem(page.recorded.__globals__, "attempt", attempt_or_fail)
+
+
+async def raises(page, rollout):
+    raise ValueError("the agent failed")
+
+
+async def hangs(page, rollout):
+    """Hang until the rollout has ended, as it does after the page's limits."""
+    async with AsyncClient(page.url) as client:
+        await end_at_limits(page, client, rollout["rollout_id"])
+    await asyncio.Event().wait()
+
+
+async def killed(page, rollout):
+    """An agent in a process that is killed."""
+    agent = await asyncio.create_subprocess_exec("sh", "-c", "kill -9 $$")
+    assert 0 == await agent.wait()
+
+
+async def end_at_limits(page, client, rollout_id):
+    """Finish a rollout as TokenTape does at the page's limits, which it has."""
+    seen = await client.rollout(rollout_id)
+    assert {**page.LIMITS, "deadline_s": seen["deadline_s"]} == {name: seen[name] for name in page.LIMITS}
+    await client.finish_rollout(rollout_id, "aborted")
 
 
 async def endings(page):
@@ -168,57 +197,132 @@ async def endings(page):
         return Counter([rollout["status"] async for rollout in client.rollouts()])
 
 
-async def test_an_agent_that_fails_is_tried_again_and_ends_no_run(page, monkeypatch):
-    """The others continue, and no rollout is left open."""
-    failing(page, monkeypatch, lambda number, task: number < 2)
-    args = SimpleNamespace(max_completion_length=24, generation_kwargs=None, **SAMPLING)
-    made = await asyncio.to_thread(page.rollout_func, [TASK] * 3, SimpleNamespace(args=args))
+GRPO_ARGS = SimpleNamespace(max_completion_length=24, generation_kwargs=None, **SAMPLING)
+GCONFIG = SimpleNamespace(
+    greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], top_p=1.0, top_k=20,
+    frequency_penalty=0.0, ignore_eos=False, stop=None,
+)  # fmt: skip
+SKYRL = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "logprobs": 0}
+VLLM = SimpleNamespace(temperature=0.5, top_p=0.9, top_k=20, min_tokens=1, max_tokens=24, stop=[])
 
-    assert {3} == {len(entries) for entries in made.values()}
-    assert all(any(mask) for mask in made["env_mask"])
-    assert {"completed": 3, "failed": 2} == await endings(page)
+
+async def requested(page, trainer, tasks):
+    """Let a trainer request rollouts; return the loss mask of each."""
+    if trainer == "trl":
+        return (await asyncio.to_thread(page.rollout_func, tasks, SimpleNamespace(args=GRPO_ARGS)))["env_mask"]
+    if trainer == "skyrl":
+        batch = {"prompts": tasks, "sampling_params": SKYRL, "trajectory_ids": list(tasks)}
+        return (await page.RecordedGenerator().generate(batch))["loss_masks"]
+    if trainer == "verl":
+        loop = object.__new__(page.RecordedLoop)  # verl's own __init__ needs a model's tokenizer
+        loop.rollout_config = SimpleNamespace(prompt_length=64, response_length=64)
+        return [(await loop.run({"temperature": 0.5}, raw_prompt=task)).response_mask for task in tasks]
+    if trainer == "openrlhf":
+        run = page.AgentExecutor().execute
+        return [(await run("2 + 2?", "4", VLLM, 2048, None, None))["action_ranges"] for _ in tasks]
+    run = page.RecordedWorkflow(GCONFIG).arun_episode
+    return [(await run(None, {"messages": task}))["loss_mask"].tolist()[0] for task in tasks]
+
+
+@pytest.mark.parametrize("fault", [raises, hangs, killed])
+@pytest.mark.parametrize("trainer", ["trl", "verl", "openrlhf", "areal", "skyrl"])
+async def test_an_agent_that_ends_badly_is_run_again_and_ends_no_run(page, monkeypatch, trainer, fault):
+    """The others continue, and no rollout is left open."""
+    faulty(page, monkeypatch, fault, lambda number, task: number == 0)
+    async with AsyncClient(page.url) as client:
+        await client.put_policy(3)  # AReaL requires a version
+    masks = await asyncio.wait_for(requested(page, trainer, [TASK] * 3), 60)
+
+    assert [True] * 3 == [any(mask) for mask in masks]
+    assert {"completed": 3, "aborted": 1} == await endings(page)
+
+
+async def fed(page, trainer):
+    """Let a trainer have the next group; return the number of its rows."""
+    if trainer == "tinker":
+        return len(await page.data())
+    if trainer == "slime":
+        made = await asyncio.to_thread(page.generate_rollout, SimpleNamespace(rollout_batch_size=1), 0, None)
+        return len(made.samples[0])
+    if trainer == "prime_rl":
+        return len(await page.training_samples(1))
+    if trainer == "skyrl":
+        return len((await page.claimed(1, "skyrl"))[0]["rollouts"])
+    worker = page.RecordedWorker([TASK], async_args())
+    async with AsyncClient(page.url) as client:
+        await worker.fill(client, wait_s=0)
+    return worker.rollout_buffer.qsize()
+
+
+FED = ["tinker", "slime", "prime_rl", "skyrl", "async_grpo"]
+
+
+@pytest.mark.parametrize("fault", [raises, hangs, killed])
+@pytest.mark.parametrize("trainer", FED)
+async def test_a_group_with_an_agent_that_ends_badly_is_trained_whole(page, monkeypatch, trainer, fault):
+    """Another rollout replaces the one of this agent."""
+    faulty(page, monkeypatch, fault, lambda number, task: number == 1)
+    await asyncio.wait_for(play(page, sampling=page.rules(24, temperature=0.5)), 60)
+
+    assert 4 == await asyncio.wait_for(fed(page, trainer), 60)
+    assert {"completed": 4, "aborted": 1} == await endings(page)
+
+
+RUNNER = """
+import itertools, os, signal
+numbers = itertools.count()
+healthy = attempt
+
+async def attempt(task, rollout):
+    if next(numbers) < 3:
+        return await healthy(task, rollout)
+    await asyncio.Event().wait()
+
+async def main():
+    async with AsyncClient(PROXY) as client:
+        playing = asyncio.create_task(play(client, [{"role": "user", "content": "2 + 2?"}], 4, rules(24, temperature=0.5)))
+        while sum([group["finished"] async for group in client.groups()]) < 3:
+            await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("trainer", FED)
+async def test_a_group_of_a_process_that_was_killed_is_trained_without_its_last_agent(page, trainer):
+    """Once the limits have ended its rollout and those that replace it."""
+    async with AsyncClient(page.url) as client:
+        await client.put_policy(3)
+    program = PROGRAMS[0].text.replace("http://127.0.0.1:8400", page.url) + RUNNER
+    runner = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert -9 == await runner.wait()
+    training = asyncio.create_task(fed(page, trainer)) if trainer != "async_grpo" else None
+    async with AsyncClient(page.url) as client:
+        for _ in range(3):
+            (rollout,) = [rollout async for rollout in client.rollouts(status="open")]
+            await end_at_limits(page, client, rollout["rollout_id"])
+
+    assert 3 == await asyncio.wait_for(training or fed(page, trainer), 60)
 
 
 @pytest.mark.parametrize("trainer", ["trl", "skyrl"])
 async def test_a_task_with_failed_attempts_only_has_a_row_without_trained_tokens(page, monkeypatch, trainer):
     """The run ends only if all tasks fail."""
     other = [{"role": "user", "content": "Name a city."}]
-    args = SimpleNamespace(max_completion_length=24, generation_kwargs=None, **SAMPLING)
-    params = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 20}
-
-    async def run(tasks):
-        if trainer == "trl":
-            return (await asyncio.to_thread(page.rollout_func, tasks, SimpleNamespace(args=args)))["env_mask"]
-        batch = {"prompts": tasks, "sampling_params": params, "trajectory_ids": list(tasks)}
-        return (await page.RecordedGenerator().generate(batch))["loss_masks"]
-
-    failing(page, monkeypatch, lambda number, task: task == other)
-    masks = await run([TASK, other, TASK])
+    faulty(page, monkeypatch, raises, lambda number, task: task == other)
+    masks = await requested(page, trainer, [TASK, other, TASK])
     with pytest.raises(RuntimeError, match="3 attempts at a task have no row"):
-        await run([other])
+        await requested(page, trainer, [other])
 
     assert [True, False, True] == [any(mask) for mask in masks]
-    assert {"completed": 2, "failed": 6} == await endings(page)
+    assert {"completed": 2, "aborted": 6} == await endings(page)
 
 
 async def test_an_episode_of_areal_is_rejected_if_all_attempts_fail(page, monkeypatch):
-    failing(page, monkeypatch, lambda number, task: True)
-    gconfig = SimpleNamespace(
-        greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], top_p=1.0, top_k=20,
-        frequency_penalty=0.0, ignore_eos=False, stop=None,
-    )  # fmt: skip
+    faulty(page, monkeypatch, raises, lambda number, task: True)
 
-    assert None is await page.RecordedWorkflow(gconfig).arun_episode(None, {"messages": TASK})
-
-
-async def test_a_group_with_an_agent_that_fails_is_trained_without_it(page, monkeypatch):
-    """It is complete, and the member that failed is named."""
-    failing(page, monkeypatch, lambda number, task: number == 1)
-    await play(page)
-    (group,) = await page.claimed(1, "skyrl")
-
-    assert 3 == len(group["rollouts"])
-    assert ["failed"] == [name for name in await endings(page) if name != "completed"]
+    assert None is await page.RecordedWorkflow(GCONFIG).arun_episode(None, {"messages": TASK})
 
 
 def async_args(**fields):

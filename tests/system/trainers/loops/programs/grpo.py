@@ -5,11 +5,11 @@ import sys
 
 from datasets import Dataset
 from page import TASKS, definitions_from
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 url, model, folder = sys.argv[1:]
 page = definitions_from(url, "rollout_func")
-handed = []
+handed, differences = [], []
 
 
 def watched(prompts, trainer):
@@ -19,7 +19,21 @@ def watched(prompts, trainer):
     return made
 
 
-trainer = GRPOTrainer(
+class WatchedTrainer(page["RecordedGRPOTrainer"]):
+    """The page's trainer; notes how far the logprobs of its loss are from those that its ratio compares with."""
+
+    def _get_per_token_logps_and_entropies(self, *args, **options):
+        self.scored = super()._get_per_token_logps_and_entropies(*args, **options)
+        return self.scored
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        apart = (self.scored[0] - inputs["old_per_token_logps"]).abs() * inputs["completion_mask"]
+        differences.append(apart.max().item())
+        return loss
+
+
+trainer = WatchedTrainer(
     model=model,
     args=GRPOConfig(
         output_dir=folder, per_device_train_batch_size=4, num_generations=2, max_steps=2, report_to=[], use_cpu=True,
@@ -31,4 +45,4 @@ trainer = GRPOTrainer(
     rollout_func=watched,
 )  # fmt: skip
 trainer.train()
-print(json.dumps({"steps": trainer.state.global_step, "handed": handed, "log": trainer.state.log_history}))
+print(json.dumps({"steps": trainer.state.global_step, "handed": handed, "differences": differences}))
