@@ -17,7 +17,7 @@ Rule 3: a process touches the rollouts with `idle_s` that have calls in flight (
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -90,6 +90,7 @@ class Finisher:
     drift: DriftReporter
     tapes: Tapes
     trained: Sequence[str] = (DEFAULT_POLICY,)
+    traced: Callable[[Rollout], None] | None = None  # called with each rollout that this process finishes
 
     async def finish(
         self,
@@ -128,6 +129,8 @@ class Finisher:
             rollout = read_rollout(stored)
             if reason == DEADLINE:
                 self.metrics.deadline_rollouts.inc()
+            if self.traced is not None:
+                self.traced(rollout)
             await self.after_finish(rollout)
             return rollout
         if rollout.status != status:

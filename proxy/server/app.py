@@ -45,6 +45,7 @@ from proxy.rollouts.policy import Heartbeats, Pause, Policies, Policy, PolicyVer
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Activity, Lifetimes
+from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, ScoringEngines, ScoringLimits
 from proxy.rollouts.served_tapes import ServedTapes
@@ -184,7 +185,8 @@ async def _make_context(
     await _kept(stack, policies).start()
     drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping)
     tapes = Tapes(opened)
-    finisher = Finisher(opened, clock, metrics, drift, tapes, policies.trained)
+    start_trace, traced = _traces(stack, settings.tracing, metrics, clock)
+    finisher = Finisher(opened, clock, metrics, drift, tapes, policies.trained, traced)
     activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
     return Context(
         settings=settings,
@@ -216,7 +218,7 @@ async def _make_context(
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=finisher,
         stopping=stopping,
-        start_trace=_start_trace(stack, settings.tracing, metrics, clock),
+        start_trace=start_trace,
         served_tapes=await _served_tapes(settings.tape, tapes, opened, clock),
     )
 
@@ -228,12 +230,15 @@ async def _served_tapes(settings: TapeSettings, tapes: Tapes, store: Store, cloc
     return ServedTapes(tapes, store, clock, [name async for name in store.names()], terms)
 
 
-def _start_trace(
+def _traces(
     stack: AsyncExitStack, settings: TracingSettings, metrics: Metrics, clock: Clock
-) -> Callable[[Call], Trace] | None:
-    """Start the export of traces, if a collector is configured. Raises ValueError if its packages are not installed."""
+) -> tuple[Callable[[Call], Trace] | None, Callable[[Rollout], None] | None]:
+    """Return what starts the trace of a call, and what exports the span of a rollout; None without a collector.
+
+    Raises ValueError if the packages of the export are not installed.
+    """
     if settings.endpoint is None:
-        return None
+        return None, None
     try:
         from proxy.api.model.call_trace import CallTracer  # noqa: PLC0415 - optional packages
         from proxy.telemetry.tracing import start_tracing  # noqa: PLC0415
@@ -246,7 +251,8 @@ def _start_trace(
             f"tokentape[otel]{grpc}, or set OTEL_TRACES_EXPORTER=none ({error})"
         ) from error
     _kept(stack, tracing)
-    return CallTracer(tracing.tracer, clock, content=settings.content)
+    tracer = CallTracer(tracing, clock, content=settings.content)
+    return tracer, tracer.rollout_ended
 
 
 def _adapter_updates(

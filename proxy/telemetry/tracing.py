@@ -4,6 +4,7 @@ It is imported only if traces are exported, since its packages are optional.
 """
 
 import asyncio
+import hashlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -12,10 +13,13 @@ from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import Tracer
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags, Tracer
 
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
@@ -40,6 +44,31 @@ class Tracing:
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(self._spans)
         self.tracer: Tracer = self._provider.get_tracer(NAME, version(NAME))
+
+    def root(self, name: str, key: str) -> SpanContext:
+        """Return the span above all calls with this key: the same in every process, with the sampler's decision."""
+        digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=24).digest()
+        trace_id, span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
+        decision = self._provider.sampler.should_sample(Context(), trace_id, name).decision
+        flags = TraceFlags.SAMPLED if decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT
+        return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+
+    def end_root(
+        self, name: str, key: str, start_ms: int, end_ms: int, attributes: dict[str, Any], error: str | None
+    ) -> None:
+        """Export the span of `root`, if it is sampled. Call it once for each key."""
+        self._spans.on_end(
+            ReadableSpan(
+                name,
+                self.root(name, key),
+                resource=self._provider.resource,
+                attributes=attributes,
+                status=Status(StatusCode.UNSET if error is None else StatusCode.ERROR, error),
+                start_time=1_000_000 * start_ms,
+                end_time=1_000_000 * end_ms,
+                instrumentation_scope=InstrumentationScope(NAME, version(NAME)),
+            )
+        )
 
     async def close(self) -> None:
         """Export the spans that are left, within five seconds."""

@@ -1,5 +1,5 @@
-"""The trace of a call: a span by OpenTelemetry's GenAI conventions, with children for pauses, the queue, each request to an
-engine, and the store.
+"""The traces of calls: a span by OpenTelemetry's GenAI conventions, with children for pauses, the queue, each request to an
+engine, and the store; and the span of a rollout, above those of its calls that have no other parent.
 
 It is imported only if traces are exported. The spans have the times that the call notes anyway.
 """
@@ -12,11 +12,21 @@ from multidict import CIMultiDictProxy
 from opentelemetry import propagate
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 
 from proxy.api.model.call import Call
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreUnavailable
+from proxy.rollouts.finishing import FAILED
+from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.span_attributes import (
     error_of_step,
@@ -25,25 +35,58 @@ from proxy.telemetry.span_attributes import (
     span_name,
     step_attributes,
 )
+from proxy.telemetry.tracing import Tracing
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_ROLLOUT: Final = "invoke_agent"  # the convention's name of a span with all calls of an agent
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class CallTracer:
     """Starts the traces of calls. `content`: whether messages are exported."""
 
-    def __init__(self, tracer: Tracer, clock: Clock, *, content: bool) -> None:
-        self._tracer = tracer
+    def __init__(self, tracing: Tracing, clock: Clock, *, content: bool) -> None:
+        self._tracing = tracing
         self._clock = clock
         self._content = content
 
     def __call__(self, call: Call) -> "CallTrace":
-        """Start the trace of a planned call, as a child of the span that its `traceparent` names."""
-        trace = CallTrace(self._tracer, self._clock, content=self._content)
+        """Start the trace of a planned call, below the span that its `traceparent` names, else below its rollout's, if any."""
+        trace = CallTrace(self._tracing, self._clock, content=self._content)
         trace.start(call)
         return trace
+
+    def rollout_ended(self, rollout: Rollout) -> None:
+        """Export the span of a rollout that this process has finished, if it has one."""
+        if not _has_span(rollout):
+            return
+        attributes = {
+            "gen_ai.operation.name": _ROLLOUT,
+            "gen_ai.conversation.id": rollout.rollout_id,
+            "tokentape.rollout.status": rollout.status,
+            "tokentape.rollout.steps": rollout.counts.get("steps", 0),
+            "tokentape.rollout.reward": rollout.reward,
+            "tokentape.group.id": rollout.group_id,
+        }
+        error = None
+        if rollout.status in FAILED:
+            attributes["error.type"], error = rollout.status, rollout.reason or rollout.status
+        known = {name: value for name, value in attributes.items() if value is not None}
+        ended_ms = rollout.created_ms if rollout.finished_ms is None else rollout.finished_ms
+        try:
+            self._tracing.end_root(_ROLLOUT, _key(rollout), rollout.created_ms, ended_ms, known, error)
+        except Exception:  # noqa: BLE001 - a sampler may be a plugin
+            LOG.exception("The span of a rollout is not exported")
+
+
+def _has_span(rollout: Rollout) -> bool:
+    """Whether a rollout was opened by a request: one that a call opened is often never finished."""
+    return rollout.group_id is not None or "opened_with" in rollout.origin.fields
+
+
+def _key(rollout: Rollout) -> str:
+    return f"{rollout.rollout_id} {rollout.incarnation}"
 
 
 def _harmless(
@@ -67,9 +110,10 @@ def _harmless(
 class CallTrace:
     """The trace of one call. A call that is not sampled has no spans, and passes the decision on to its engine."""
 
-    def __init__(self, tracer: Tracer, clock: Clock, *, content: bool) -> None:
+    def __init__(self, tracing: Tracing, clock: Clock, *, content: bool) -> None:
         self.is_broken = False
-        self._tracer = tracer
+        self._tracing = tracing
+        self._tracer = tracing.tracer
         self._clock = clock
         self._content = content
         self._span: Span
@@ -83,6 +127,9 @@ class CallTrace:
     def start(self, call: Call) -> None:
         """Start the span of the call, when the call was received."""
         parent = propagate.extract(call.request.headers, getter=_HEADERS)
+        if _has_span(call.rollout) and not get_current_span(parent).get_span_context().is_valid:
+            root = self._tracing.root(_ROLLOUT, _key(call.rollout))
+            parent = set_span_in_context(NonRecordingSpan(root), parent)
         self._span = self._tracer.start_span(
             span_name(call.plan),
             parent,

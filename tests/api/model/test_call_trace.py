@@ -17,7 +17,7 @@ from tests.support.collector import collecting
 from tests.support.fakes import fake_engine, proxying
 from tests.support.recorded import load
 from tests.support.session import BODY, CHAT, chat_path
-from tests.support.stored import stored_steps, wait_for_steps
+from tests.support.stored import stored_rollout, stored_steps, wait_for_steps
 
 from proxy.rollouts.policy import Pause
 from proxy.server.listener import simulating
@@ -69,7 +69,7 @@ async def test_a_call_has_one_span_by_the_genai_conventions(store, engine, http)
     span = collector.one("chat tiny")
     port = int(engine.url.rpartition(":")[2])
     usage = orjson.loads(WHOLE.response)["usage"]
-    assert (CLIENT, 0, "") == (span.kind, span.status, span.parent)
+    assert (CLIENT, 0) == (span.kind, span.status)
     assert {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "vllm",
@@ -128,6 +128,72 @@ async def test_the_call_is_a_child_of_the_agents_span_and_the_engines_span_one_o
     assert (TRACE, PARENT, "vendor=1") == (span.trace_id, span.parent, span.state)
     assert f"00-{TRACE}-{sent.span_id}-01" == engine.headers[-1]["traceparent"]
     assert ("vendor=1", "team=a") == (engine.headers[-1]["tracestate"], engine.headers[-1]["baggage"])
+
+
+async def finish(http, url, name="r1", **body):
+    async with http.post(f"{url}/rollouts/{name}/finish", json=body) as response:
+        assert 200 == response.status
+
+
+@pytest.mark.parametrize(
+    ("status", "reward", "error"), [("completed", 0.5, 0), ("truncated", None, 0), ("failed", None, ERROR)]
+)
+async def test_a_rollout_that_was_opened_has_one_span_above_those_of_its_calls(
+    store, engine, http, status, reward, error
+):
+    """By any process, which knows the span's ID before the rollout is finished; a call of an agent's span stays below that."""
+    engine.plays(WHOLE)
+    async with (
+        tracing(engine.url, store) as (served, collector),
+        proxying(engine.url, store, tracing={"endpoint": collector.url}) as other,
+    ):
+        await http.post(served.url + "/rollouts", json={"rollout_id": "r1", "group_id": "g1"})
+        for url in (served.url, other.url):
+            await post(http, url)
+        await post(http, served.url, traceparent=SAMPLED)
+        for _ in range(2):
+            await finish(http, other.url, status=status, **({} if reward is None else {"reward": reward}))
+
+    root, calls = collector.one("invoke_agent"), collector.named("chat tiny")
+    rollout = await stored_rollout(store, "r1")
+    assert ({(root.trace_id, root.span_id), (TRACE, PARENT)}, "") == (
+        {(it.trace_id, it.parent) for it in calls},
+        root.parent,
+    )
+    assert (INTERNAL, error) == (root.kind, root.status)
+    assert (rollout.created_ms * 10**6, rollout.finished_ms * 10**6) == (root.start, root.end)
+    assert {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.conversation.id": "r1",
+        "tokentape.rollout.status": status,
+        "tokentape.rollout.steps": 3,
+        "tokentape.group.id": "g1",
+        **({} if reward is None else {"tokentape.rollout.reward": reward}),
+    } | ({"error.type": status} if error else {}) == root.attributes
+
+
+async def test_a_rollout_that_a_call_opened_has_no_span(store, engine, http):
+    """Most of them are never finished: their calls would have no root."""
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        await post(http, served.url)
+        await finish(http, served.url, status="completed")
+
+    assert [] == collector.named("invoke_agent")
+    assert "" == collector.one("chat tiny").parent
+
+
+@pytest.mark.parametrize(("ratio", "spans"), [("0.0", 0), ("1.0", 1)])
+async def test_the_sampler_decides_once_for_a_rollout(store, engine, http, monkeypatch, ratio, spans):
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        await http.post(served.url + "/rollouts", json={"rollout_id": "r1"})
+        await post(http, served.url)
+        await finish(http, served.url, status="completed")
+
+    assert [spans, spans] == [len(collector.named(name)) for name in ("invoke_agent", "chat tiny")]
 
 
 async def test_an_agent_with_opentelemetry_has_its_calls_in_its_own_trace(store, engine, sdk):
