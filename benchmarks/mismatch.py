@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from proxy.rollouts.mismatch import verdicts_of
+from proxy.config.sections import MismatchSettings
+from proxy.rollouts.mismatch import Rules, verdicts_of
 from tokentape.mismatch_sums import mismatch
 
 SEEDS: Final = 20
@@ -23,6 +24,7 @@ FIRST: Final = 8
 VOCABULARY: Final = 100
 NOISE: Final = 0.015  # of logits
 VERSION: Final = "7"
+RULES: Final = Rules(**dict(MismatchSettings()))
 
 Floats = npt.NDArray[np.float64]
 
@@ -216,7 +218,7 @@ def verdicts(cause: str, seed: int) -> set[str]:
     batch = Batch(np.random.default_rng(seed))
     CAUSES[cause][0](batch)
     rows, logprobs = simulated(batch)
-    return {each.verdict for each in verdicts_of(mismatch(rows, logprobs, policy_version=VERSION))}
+    return {each.verdict for each in verdicts_of(mismatch(rows, logprobs, policy_version=VERSION), RULES)}
 
 
 def table(seeds: int = SEEDS) -> str:

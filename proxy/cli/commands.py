@@ -99,6 +99,10 @@ def print_mismatch(out: Console, found: Mapping[str, Any]) -> None:
     for verdict in found["verdicts"]:
         of = "" if verdict["of"] is None else f" ({verdict['of']})"
         print_lines(out, [Text(visible(f"{verdict['verdict']}{of}: {verdict['why']}"))])
+    sequences = found["sequences"]
+    if sequences["rows"]:
+        ratios = f"log of the ratio: mean {sequences['mean']:.3g}, absolute {sequences['abs_mean']:.3g}"
+        print_lines(out, [Text(f"{sequences['rows']} rows, {ratios}")])
     print_lines(out, [Text()])
     rows = [
         {"dimension": dimension, "value": value, **means}

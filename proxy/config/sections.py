@@ -324,6 +324,26 @@ class AuditSettings(Section):
     )
 
 
+class MismatchSettings(Section):
+    """Thresholds of the verdicts on the logprobs that trainers report (docs/mismatch.md)."""
+
+    min_tokens: int = described("Scored tokens that a verdict requires.", 2000, ge=100)
+    numeric: float = described("`numeric`: the mean absolute difference is below this, in nats.", 0.05, gt=0)
+    slope: float = described(
+        "`temperature`: the slope of the trainer's logprobs on the recorded ones differs by this from 1.", 0.03, gt=0
+    )
+    endpoint_ratio: float = described(
+        "`stale_endpoint`: tokens of an endpoint differ this many times more than the others'.", 1.5, gt=1
+    )
+    boundary_ratio: float = described(
+        "`boundaries`: the first tokens of replies differ this many times more than the rest.", 3, gt=1
+    )
+    lag_ratio: float = described(
+        "`lag`: tokens of older versions differ this many times more than those of the reported one.", 1.5, gt=1
+    )
+    tail_share: float = described("`heavy_tail`: this share of the tokens differs by more than 0.5.", 0.001, gt=0, lt=1)
+
+
 class LogSettings(Section):
     """Logging: one line per call, without content and keys."""
 

@@ -29,6 +29,7 @@ from proxy.config.sections import (
     Listen,
     ListenTlsSettings,
     LogSettings,
+    MismatchSettings,
     OsmosisSettings,
     RecordSettings,
     SamplingSettings,
@@ -147,6 +148,7 @@ class Settings(BaseSettings):
     osmosis: OsmosisSettings = OsmosisSettings()
     atropos: AtroposSettings = AtroposSettings()
     audit: AuditSettings = AuditSettings()
+    mismatch: MismatchSettings = MismatchSettings()
     rescore: RescoreSettings = RescoreSettings()
     tracing: TracingSettings = TracingSettings()
     archive: ArchiveSettings = ArchiveSettings()

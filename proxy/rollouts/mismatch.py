@@ -7,47 +7,73 @@ d is t - l. The functions are pure.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, Final
+from operator import add
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
+
+from msgspec import Meta
 
 UNIT: Final = 1e-9  # of all sums; counts are numbers
 BINS: Final = 12  # of l
 HISTOGRAM: Final = 64  # bins of |d|: eight for each power of ten from 1e-6
-LARGEST: Final = 2**63 - 1
+MAX_VALUES: Final = 256  # of a dimension, over all parts
 ALL: Final = "all"
 DIMENSIONS: Final = (
     "lag", "endpoint", "engine", "temperature", "truncation", "place", "position", "boundary", "constrained", "model",
 )  # fmt: skip
-VERDICTS: Final = (
-    "shifted", "other_tokens", "truncated_support", "temperature", "stale_endpoint", "boundaries", "heavy_tail", "lag",
-    "numeric", "unexplained",
-)  # fmt: skip
 TOO_FEW: Final = "too_few"
 UNKNOWN: Final = "unknown"
-ABOUT_WEIGHTS: Final = ("temperature", "stale_endpoint", "lag")
+ABOUT_WEIGHTS: Final = ("temperature", "stale_endpoint", "heavy_tail", "lag")  # older weights have the same effects
 
 _COUNT, _D, _SIZE, _SQUARE = range(4)  # of a bin
 
+# Thresholds that are no settings: they separate a cause from noise, or from all that is plausible.
+_SHIFTED: Final = 0.2  # of the mean |d|
+_OTHER_TOKENS: Final = 3.0  # the median of |d|
+_SUPPORT_Z: Final = -10.0
+_SUPPORT_MEAN: Final = -0.002  # besides the bias of noise
+_SUPPORT_INSIDE: Final = 0.95  # of the tokens with l 0
+_SLOPE_ERRORS: Final = 10.0
+_Z: Final = 6.0
+_EXCESS: Final = 0.001  # of a mean |d|, below which a ratio is none
+_TAIL_MEDIAN: Final = 0.1
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The thresholds of the verdicts."""
 
-    tokens: int = 2000  # none with fewer
-    shifted: float = 0.2  # of the mean |d|
-    other_tokens: float = 3.0  # the median of |d|
-    support_z: float = -10.0
-    support_mean: float = -0.002  # besides the bias of noise
-    support_inside: float = 0.95  # of the tokens with l 0
-    slope: float = 0.03
-    slope_errors: float = 10.0
-    endpoint: float = 1.5  # times the others
-    boundaries: float = 3.0  # times the rest
-    lag: float = 1.5  # times lag 0
-    z: float = 6.0
-    excess: float = 0.001  # of a mean |d|, below which a ratio is none
-    tail: float = 0.001
-    tail_median: float = 0.1
-    small: float = 0.05  # mean |d|
+_Value: TypeAlias = Annotated[str, Meta(max_length=256)]
+_Histogram: TypeAlias = Annotated[list[int], Meta(min_length=HISTOGRAM, max_length=HISTOGRAM)]
+_Four: TypeAlias = Annotated[list[int], Meta(min_length=4, max_length=4)]
+_Five: TypeAlias = Annotated[list[int], Meta(min_length=5, max_length=5)]
+_Six: TypeAlias = Annotated[list[int], Meta(min_length=6, max_length=6)]
+
+
+class Cell(TypedDict):
+    """For each of 12 bins of l: tokens, and sums of d, |d|, d² and exp(d) - 1 - d; the tokens by |d|; those above 0.5."""
+
+    bins: Annotated[list[_Five], Meta(min_length=BINS, max_length=BINS)]
+    histogram: _Histogram
+    tail: int
+
+
+class Sums(TypedDict):
+    """What `tokentape.mismatch` returns. All sums are integers in units of 1e-9."""
+
+    cells: dict[str, Annotated[dict[_Value, Cell], Meta(max_length=MAX_VALUES)]]
+    uncertain: _Histogram
+    neighbours: _Four
+    slopes: Annotated[dict[_Value, _Six], Meta(max_length=MAX_VALUES)]
+    support: Annotated[dict[_Value, _Five], Meta(max_length=MAX_VALUES)]
+    sequences: _Four
+
+
+class Rules(NamedTuple):
+    """The thresholds of the verdicts that are settings (`mismatch`)."""
+
+    min_tokens: int
+    numeric: float
+    slope: float
+    endpoint_ratio: float
+    boundary_ratio: float
+    lag_ratio: float
+    tail_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +92,26 @@ class Verdict:
 
 def merged(first: Any, second: Any) -> Any:
     """Add two sums: values of lists and objects one by one. Objects may lack keys; what one has is kept."""
-    if isinstance(first, Mapping):
+    if isinstance(first, dict):
         shared = {key: merged(value, second[key]) if key in second else value for key, value in first.items()}
         return {**second, **shared}
     if isinstance(first, list):
-        return [merged(one, other) for one, other in zip(first, second, strict=True)]
+        if isinstance(first[0], int):
+            return list(map(add, first, second))
+        return list(map(merged, first, second))
     return first + second
 
 
 def contradiction(sums: Mapping[str, Any]) -> str | None:
     """Return why these cannot be the sums of any tokens; None if they can."""
-    for dimension, values in sums["cells"].items():
+    cells = sums["cells"]
+    if set(cells) != {ALL, *DIMENSIONS} or set(cells[ALL]) - {ALL}:
+        return f"cells are not those of {', '.join((ALL, *DIMENSIONS))}"
+    tokens = tokens_of(sums)
+    for dimension, values in cells.items():
         for value, cell in values.items():
             if why := _contradiction_in(cell):
                 return f"cell {value!r} of {dimension}: {why}"
-    cells, tokens = sums["cells"], tokens_of(sums)
-    if set(cells) != {ALL, *DIMENSIONS} or set(cells[ALL]) - {ALL}:
-        return f"cells are not those of {', '.join((ALL, *DIMENSIONS))}"
     for dimension in DIMENSIONS:
         forced = "true" if dimension == "constrained" else None  # their tokens are in no other cell
         counted = sum(_tokens(cell) for value, cell in cells[dimension].items() if value != forced)
@@ -97,12 +126,15 @@ def _contradiction_outside(sums: Mapping[str, Any], tokens: int) -> str | None:
         return "more uncertain tokens than tokens"
     if sums["neighbours"][0] > tokens or min(sums["neighbours"]) < 0:
         return "more neighbours than tokens"
-    slopes = [slope[0] for slope in sums["slopes"].values()]
-    if sum(slopes) > tokens or min(slopes, default=1) < 1:
-        return "the slopes have other tokens than there are"
-    supports = sums["support"].values()
-    if any(not (0 <= inside <= certain <= count <= tokens and count) for count, _, _, certain, inside in supports):
-        return "the support has other tokens than there are"
+    for name, dimension in (("slopes", "temperature"), ("support", "truncation")):
+        cells = sums["cells"][dimension]
+        if any(not 0 < row[0] <= (_tokens(cells[value]) if value in cells else 0) for value, row in sums[name].items()):
+            return f"{name} has other tokens than the cells of {dimension}"
+    rows, total, size, square = sums["sequences"]
+    if min(rows, size, square) < 0 or abs(total) > size + rows + 1 or (not rows and square):
+        return "the sum of the rows' d is larger than that of its absolute values"
+    if any(not 0 <= inside <= certain <= count for count, _, _, certain, inside in sums["support"].values()):
+        return "support has more certain tokens than tokens"
     return None
 
 
@@ -133,13 +165,6 @@ def tokens_of(sums: Mapping[str, Any]) -> int:
     return _tokens(cell) if cell else 0
 
 
-def is_too_large(sums: Any) -> bool:
-    """Return whether a sum is beyond 64 bits."""
-    if isinstance(sums, Mapping):
-        return any(map(is_too_large, sums.values()))
-    return any(map(is_too_large, sums)) if isinstance(sums, list) else abs(sums) > LARGEST
-
-
 def mean_size(cell: Mapping[str, Any] | None) -> float | None:
     """Return the mean |d| of a cell; None without tokens."""
     if cell is None or not (count := _tokens(cell)):
@@ -148,9 +173,12 @@ def mean_size(cell: Mapping[str, Any] | None) -> float | None:
 
 
 def described(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the means of all cells and of all tokens, for people."""
+    """Return the means of all cells, of all tokens, and of the logs of the ratios of whole rows, for people."""
+    rows, *totals = sums["sequences"]
+    means = (total * UNIT / rows if rows else None for total in totals)
     return {
         "tokens": tokens_of(sums),
+        "sequences": {"rows": rows, **dict(zip(("mean", "abs_mean", "square_mean"), means, strict=True))},
         "cells": {
             dimension: {value: _described(cell) for value, cell in cells.items()}
             for dimension, cells in sums["cells"].items()
@@ -182,49 +210,58 @@ def median(histogram: Sequence[int]) -> float:
     return 0.0
 
 
-def verdicts_of(sums: Mapping[str, Any], rules: Rules | None = None) -> list[Verdict]:
-    """Return the causes that explain the sums, in the order of VERDICTS; at least one."""
-    rules, tokens = rules or Rules(), tokens_of(sums)
-    if tokens < rules.tokens:
-        return [Verdict(TOO_FEW, why=f"{tokens} tokens were scored; a verdict takes {rules.tokens}")]
-    misplaced = [*_shifted(sums, rules), *_other_tokens(sums, rules)][:1]
+def verdicts_of(sums: Mapping[str, Any], rules: Rules) -> list[Verdict]:
+    """Return the causes that explain the sums, the first ones first; at least one."""
+    tokens = tokens_of(sums)
+    if tokens < rules.min_tokens:
+        return [Verdict(TOO_FEW, why=f"{tokens} tokens were scored; a verdict takes {rules.min_tokens}")]
+    misplaced = [*_shifted(sums), *_other_tokens(sums)][:1]
     if misplaced:
         return misplaced  # all other figures are of pairs of different tokens
-    has_fresh = "0" in sums["cells"]["lag"]
-    support = list(_truncated_support(sums, rules))
+    fresh = _fresh_tokens(sums)
+    support = list(_truncated_support(sums))
     found = [*support, *_temperature(sums, rules), *_stale_endpoints(sums, rules), *_boundaries(sums, rules)]
     explained = {verdict.verdict for verdict in found}
     if not explained & {"truncated_support", "temperature"}:
         found += _heavy_tail(sums, rules, found)
     found += _lag(sums, rules)
-    if not has_fresh:
-        why = "no token is of the reported version, so that verdicts about weights are unknown"
+    if fresh < _few(rules):
+        why = f"{fresh} tokens are of the reported version: verdicts about weights take {_few(rules)} of them"
         return [*(each for each in found if each.verdict not in ABOUT_WEIGHTS), Verdict(UNKNOWN, why=why)]
     if found:
         return found
     mean = mean_size(sums["cells"][ALL][ALL]) or 0.0
     figures = {"abs_mean": mean}
-    if mean < rules.small:
+    if mean < rules.numeric:
         return [
             Verdict("numeric", why=f"the mean |d| is {mean:.2g}, as of other kernels or precision", figures=figures)
         ]
     return [Verdict("unexplained", why=f"the mean |d| is {mean:.2g}, and no rule names a cause", figures=figures)]
 
 
-def _shifted(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
+def _fresh_tokens(sums: Mapping[str, Any]) -> int:
+    cell = sums["cells"]["lag"].get("0")
+    return _tokens(cell) if cell else 0
+
+
+def _few(rules: Rules) -> int:
+    return rules.min_tokens // 4
+
+
+def _shifted(sums: Mapping[str, Any]) -> Iterable[Verdict]:
     count, ahead, behind, own = sums["neighbours"]
     if not count:
         return
     nearest = min(ahead, behind)
-    if nearest < rules.shifted * own:
+    if nearest < _SHIFTED * own:
         where = "the next token" if ahead < behind else "the token before"
         figures = {"abs_mean": own * UNIT / count, "abs_mean_shifted": nearest * UNIT / count}
         yield Verdict("shifted", why=f"the trainer's logprob of a token is the engine's of {where}", figures=figures)
 
 
-def _other_tokens(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
+def _other_tokens(sums: Mapping[str, Any]) -> Iterable[Verdict]:
     middle = median(sums["uncertain"])
-    if middle > rules.other_tokens:
+    if middle > _OTHER_TOKENS:
         yield Verdict(
             "other_tokens",
             why="the trainer's logprobs are of other token ids than the engine's",
@@ -232,14 +269,14 @@ def _other_tokens(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
         )
 
 
-def _truncated_support(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
+def _truncated_support(sums: Mapping[str, Any]) -> Iterable[Verdict]:
     for label, (count, total, squares, certain, inside) in sorted(sums["support"].items()):
         mean, square = total * UNIT / count, squares * UNIT / count
         # Noise alone has the mean -var/2: of sampled tokens, exp(d) has the mean 1.
         variance = max(square - mean * mean, 1e-18)
         excess = mean + min(variance / 2, 0.01)
         z = excess / sqrt(variance / count)
-        if z < rules.support_z and excess < rules.support_mean and inside >= rules.support_inside * certain:
+        if z < _SUPPORT_Z and excess < _SUPPORT_MEAN and inside >= _SUPPORT_INSIDE * certain:
             yield Verdict(
                 "truncated_support",
                 label,
@@ -253,11 +290,11 @@ def _temperature(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
         count = slope[0]
         mean, d, ll, ld, dd = (value * UNIT / count for value in slope[1:])
         spread = ll - mean * mean
-        if count < rules.tokens // 4 or spread < 1e-6:
+        if count < _few(rules) or spread < 1e-6:
             continue
         lean = (ld - mean * d) / spread
         error = sqrt(max(dd - d * d - lean * lean * spread, 0.0) / (count * spread))
-        if abs(lean) > rules.slope and abs(lean) > rules.slope_errors * error:
+        if abs(lean) > rules.slope and abs(lean) > _SLOPE_ERRORS * error:
             yield Verdict(
                 "temperature", label, _direction(label, lean), {"slope": 1 + lean, "error": error, "tokens": count}
             )
@@ -307,8 +344,8 @@ def _excess(cell: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> _Ex
     return _Excess(own / max(expected, 1e-12), z, (own - expected) / tokens)
 
 
-def _is_larger(found: _Excess | None, ratio: float, rules: Rules) -> bool:
-    return found is not None and found.ratio >= ratio and found.z > rules.z and found.excess > rules.excess
+def _is_larger(found: _Excess | None, ratio: float) -> bool:
+    return found is not None and found.ratio >= ratio and found.z > _Z and found.excess > _EXCESS
 
 
 def _figures(found: _Excess, cell: Mapping[str, Any]) -> dict[str, float]:
@@ -319,7 +356,7 @@ def _stale_endpoints(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]
     cells = sums["cells"]["endpoint"]
     for label, cell in sorted(cells.items()):
         found = _excess(cell, [other for name, other in cells.items() if name != label])
-        if found is not None and _is_larger(found, rules.endpoint, rules):
+        if found is not None and _is_larger(found, rules.endpoint_ratio):
             why = "its tokens differ more than those of the other endpoints: it may have older weights"
             yield Verdict("stale_endpoint", label, why, _figures(found, cell))
 
@@ -327,25 +364,23 @@ def _stale_endpoints(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]
 def _boundaries(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
     cells = sums["cells"]["place"]
     found = _excess(cells["first"], [cells["rest"]]) if cells.keys() == {"first", "rest"} else None
-    if found is not None and _is_larger(found, rules.boundaries, rules):
+    if found is not None and _is_larger(found, rules.boundary_ratio):
         why = "the first tokens of replies differ more than the rest"
         yield Verdict("boundaries", None, why, _figures(found, cells["first"]))
 
 
 def _heavy_tail(sums: Mapping[str, Any], rules: Rules, found: Sequence[Verdict]) -> Iterable[Verdict]:
-    """Judge the tail of the tokens that no other verdict explains, at lag 0 if there are any."""
+    """Judge the tail of the tokens at lag 0 that no other verdict explains."""
     cells = sums["cells"]
-    stale = {each.of for each in found if each.verdict == "stale_endpoint"}
-    if stale:
+    if found:  # cells of endpoints have no first tokens
+        stale = {each.of for each in found if each.verdict == "stale_endpoint"}
         kept = [cell for label, cell in cells["endpoint"].items() if label not in stale]
-    elif any(each.verdict == "boundaries" for each in found):
-        kept = [cells["place"]["rest"]]
     else:
-        kept = [cells["lag"].get("0", cells[ALL][ALL])]
+        kept = [cell for label, cell in cells["lag"].items() if label == "0"]
     count = sum(map(_tokens, kept))
     share = sum(cell["tail"] for cell in kept) / count if count else 0.0
     middle = median(sums["uncertain"])
-    if count >= rules.tokens and share > rules.tail and middle < rules.tail_median:
+    if count >= rules.min_tokens and share > rules.tail_share and middle < _TAIL_MEDIAN:
         why = "few tokens differ much: experts are routed otherwise, or the numerics of single tokens differ"
         yield Verdict("heavy_tail", None, why, {"share": share, "abs_median": middle, "tokens": count})
 
@@ -356,11 +391,11 @@ def _lag(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
     older = [
         cell for label, cell in cells.items() if label not in ("0", UNKNOWN, "other") and not label.startswith("-")
     ]
-    if fresh is None or not older or (mean_size(fresh) or 0.0) >= rules.small:
+    if fresh is None or not older or (mean_size(fresh) or 0.0) >= rules.numeric:
         return
     rest = merged_cells(older)
     found = _excess(rest, [fresh])
-    if found is not None and _is_larger(found, rules.lag, rules):
+    if found is not None and _is_larger(found, rules.lag_ratio):
         why = "tokens of older weights differ more; those of the reported version are close"
         yield Verdict("lag", None, why, _figures(found, rest))
 

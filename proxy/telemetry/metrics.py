@@ -62,6 +62,12 @@ DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members", "no_reward")
 # The values of proxy.rollouts.scoring.verdict.Verdict.
 VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
 
+# The verdicts of proxy.rollouts.mismatch.
+MISMATCHES: Final = (
+    "shifted", "other_tokens", "truncated_support", "temperature", "stale_endpoint", "boundaries", "heavy_tail", "lag",
+    "numeric", "unexplained", "unknown", "too_few",
+)  # fmt: skip
+
 # A step with an error has no tokens that could be exact or flagged.
 _STEPS: Final = (*product(("complete", "partial"), ("exact", "flagged")), ("error", "error"))
 _CONTINUATIONS: Final = (
@@ -268,9 +274,13 @@ class Metrics:
         "Announced policy version minus the oldest of a group's tokens of its epoch, when it is claimed; 0 if these are ahead.",
         "policy", buckets=_VERSIONS, initial=[()],
     )
-    mismatch_abs_mean: Gauge = _metric(
-        "Mean absolute difference of the trainer's logprobs from the recorded ones, of the last batch that was reported "
-        "(docs/mismatch.md).", "policy", workers=max,
+    mismatch_abs_mean: Histogram = _metric(
+        "Mean absolute difference of the trainer's logprobs from the recorded ones, of each part of a batch that was reported "
+        "(docs/mismatch.md).", "policy", buckets=_LOGPROB_DIFFERENCES, initial=[()],
+    )
+    mismatch_verdicts: Counter = _metric(
+        "Batches with a verdict on their mismatch, each counted once for a verdict, when a report brings it about "
+        "(docs/mismatch.md).", "policy", "verdict", initial=MISMATCHES,
     )
     policy_epoch: Gauge = _metric(
         "Announced epoch of the policy: how often a run began from an earlier version.", "policy", initial=[()], workers=max

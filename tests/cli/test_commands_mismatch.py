@@ -24,5 +24,6 @@ async def test_the_mismatch_of_a_batch_is_shown(invoke, call_proxy):
 
     assert (Exit.FAILED, True) == (missing, "no part of it was reported" in errors)
     assert (0, "too_few: ") == (code, out[:9])
-    assert ["all", "all", str(len(recorded))] == out.splitlines()[3].split()[:3]
+    assert "1 rows, log of the ratio: mean 0, absolute 0" == out.splitlines()[1]
+    assert ["all", "all", str(len(recorded))] == out.splitlines()[4].split()[:3]
     assert len(recorded) == orjson.loads(as_json)["tokens"]

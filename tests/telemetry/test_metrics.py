@@ -43,7 +43,14 @@ def test_durations_and_sizes_end_in_their_unit():
         if metric.type == "histogram"
     }
 
-    bare = ("audit_logprob_difference", "reward", "group_reward_mean", "group_reward_spread", "claim_staleness")
+    bare = (
+        "audit_logprob_difference",
+        "reward",
+        "group_reward_mean",
+        "group_reward_spread",
+        "claim_staleness",
+        "mismatch_abs_mean",
+    )
 
     assert {"seconds", "tokens"} == {
         unit for name, unit in units.items() if name.removeprefix("tokentape_") not in bare

@@ -37,6 +37,8 @@ from proxy.rollouts.group import (
     read_group,
     read_members,
 )
+from proxy.rollouts.mismatch import Rules
+from proxy.rollouts.mismatch_reports import newest_reports
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fields
 from proxy.rollouts.steps import aside
@@ -311,6 +313,7 @@ async def show_training(request: web.Request) -> web.Response:
             unreadable += damaged
             entries.append(_entry(group, members, policy, announced, context.clock.now_ms()))
     compared = [entry["equal"] for entry in entries if entry["equal"] is not None]
+    rules = Rules(**dict(context.settings.mismatch))
     return json_response(
         {
             "policy": policy,
@@ -319,6 +322,7 @@ async def show_training(request: web.Request) -> web.Response:
             "groups": entries,
             "statuses": Counter(entry["status"] for entry in entries),
             **await _counted(context, policy),
+            "mismatch": await newest_reports(context.store, policy, rules, context.metrics),
             "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
             "equal": fmean(compared) if compared else None,
             "covered": {"groups": len(entries), "rollouts": rollouts},

@@ -448,43 +448,18 @@ class ExtendBatch(_Lease):
     """`POST /batches/{id}/extend`: the lease lasts `lease_s` from now."""
 
 
-_Value: TypeAlias = Annotated[str, Field(max_length=256)]
-_Histogram: TypeAlias = Annotated[list[int], Field(min_length=64, max_length=64)]
-_Four: TypeAlias = Annotated[list[int], Field(min_length=4, max_length=4)]
-_Five: TypeAlias = Annotated[list[int], Field(min_length=5, max_length=5)]
-_Six: TypeAlias = Annotated[list[int], Field(min_length=6, max_length=6)]
-
-
-class MismatchCell(RequestModel):
-    """For each of 12 bins of the recorded logprob: tokens, and sums of d, |d|, d² and exp(d) - 1 - d."""
-
-    bins: Annotated[list[_Five], Field(min_length=12, max_length=12)]
-    histogram: _Histogram
-    tail: int
-
-
-class MismatchSums(RequestModel):
-    """What `tokentape.mismatch` returns. All sums are integers in units of 1e-9."""
-
-    cells: Annotated[
-        dict[_Value, Annotated[dict[_Value, MismatchCell], Field(max_length=17)]], Field(min_length=11, max_length=11)
-    ]
-    uncertain: _Histogram
-    neighbours: _Four
-    slopes: Annotated[dict[_Value, _Six], Field(max_length=17)]
-    support: Annotated[dict[_Value, _Five], Field(max_length=17)]
-    sequences: _Four
-
-
 class PostMismatch(RequestModel):
-    """`POST /batches/{id}/mismatch`: the sums of a part of a batch. `rows` are the branches of each rollout in the part."""
+    """`POST /batches/{id}/mismatch`: the sums of a part of a batch, as `tokentape.mismatch` returns them.
+
+    `rows` are the branches of each rollout in the part.
+    """
 
     rank: Annotated[int, Field(ge=0, le=2**31)] = 0
     policy_version: Name
     rows: Annotated[
         dict[Id, Annotated[list[Index], Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=20_000)
     ]
-    sums: MismatchSums
+    sums: dict[str, Any]
 
 
 class PutEngines(RequestModel):

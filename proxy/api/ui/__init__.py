@@ -13,7 +13,7 @@ table.js      a table with sorting and keyboard navigation
 list.js       rollouts; groups.js, group.js, side_by_side.js: groups
 rollout.js    a rollout: steps.js with tree.js (its steps on a timeline), sequences.js, plots.js
 step.js       a step: messages.js, tokens.js with texts.js and colours.js
-training.js   rewards, advantages, lengths and staleness of the newest groups
+training.js   rewards, advantages, lengths and staleness of the newest groups; mismatch.js: reports of trainers
 overview.js   plots over rollouts; charts.js draws them
 raw.js        raw JSON
 """

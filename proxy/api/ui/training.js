@@ -5,6 +5,7 @@ import { Chart } from "./charts.js";
 import { clock, count, decimal, line } from "./format.js";
 import { Facts, html, useMemo, useState } from "./html.js";
 import { useLoaded } from "./live.js";
+import { Mismatch } from "./mismatch.js";
 import { RewardPlot } from "./plots.js";
 
 const CHOICES = ["100", "200", "500", "1000"];
@@ -31,7 +32,8 @@ function Loaded({ shell, chosen, choose }) {
       </select>
       <span class="sum" role="status">${found && `${covered}${found.older ? "; older ones exist" : ""}`}</span>
     </div>
-    ${found && html`<${Facts} of=${factsOf(found)} /><${Charts} groups=${found.groups} />`}`;
+    ${found && html`<${Facts} of=${factsOf(found)} /><${Charts} groups=${found.groups} />
+      <${Mismatch} of=${found.mismatch} />`}`;
 }
 
 const named = (counts) => Object.entries(counts).map(([name, n]) => `${line(name, 40)} ${count(n)}`).join(", ") || "none";

@@ -7,8 +7,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 from tests.support.fakes import settings_for
+from tests.support.session import Session
+from tests.support.sweeping import SetClock
 
+from proxy.clock import SystemClock
 from proxy.server.listener import running
+from proxy.telemetry.metrics import MISMATCHES
 from tokentape import AsyncClient
 from tokentape.mismatch_sums import report
 
@@ -101,6 +105,19 @@ async def test_a_version_that_was_not_announced_is_422(proxy, batch, version):
     assert (422, "policy_version") == (refused.status, refused.json["error"]["param"])
 
 
+async def test_a_version_that_tokens_have_is_taken(proxy):
+    """Names that are no numbers have no order: an earlier one is known by the tokens that were sampled with it."""
+    await proxy.put("/policy", {"version": "blue"})
+    await proxy.group("g1", 1.0)
+    batch = await proxy.claim(format="sequences")
+    await proxy.put("/policy", {"version": "green"})
+    taken, refused = [
+        await send(proxy, batch, body_of(batch, rows_of(batch), version=version)) for version in ("blue", "red")
+    ]
+
+    assert (200, 422) == (taken.status, refused.status)
+
+
 async def test_an_earlier_version_is_taken_and_all_parts_have_one(proxy, batch):
     rows = rows_of(batch)
     first = await send(proxy, batch, body_of(batch, rows[:1], version="2"))
@@ -118,7 +135,7 @@ async def test_an_unknown_batch_is_422_and_one_without_parts_404(proxy, batch):
 
 async def test_rows_that_are_not_of_the_batch_are_422(proxy, batch):
     body = body_of(batch, rows_of(batch))
-    refused = await send(proxy, batch, body | {"rows": {"other": [0]}})
+    refused = await send(proxy, batch, body | {"rows": {"other": [0, 1, 2, 3]}})
 
     assert (422, "rows") == (refused.status, refused.json["error"]["param"])
 
@@ -151,14 +168,70 @@ async def test_reports_expire_an_hour_after_the_longest_lease(proxy, store, batc
     assert 25 * 3600 == store.mismatches.ttl_s
 
 
-async def test_the_metric_is_the_mean_of_the_last_batch(proxy, batch):
-    reported = await send(proxy, batch, body_of(batch, rows_of(batch)))
-    metrics = (await proxy.get("/metrics")).text.decode()
-    (line,) = [line for line in metrics.splitlines() if line.startswith("tokentape_mismatch_abs_mean{")]
+async def test_a_batch_is_reported_an_hour_after_its_lease(proxy, store, batch):
+    """By a proxy whose clock is that much later."""
+    now_ms = SystemClock().now_ms()
+    async with running(settings_for("http://127.0.0.1:9"), store, SetClock(now_ms + 2 * 3_600_000)) as later:
+        late = await Session(proxy.http, later.url).post(
+            f"/batches/{batch['batch_id']}/mismatch", body_of(batch, rows_of(batch))
+        )
 
-    assert 200 == reported.status
-    assert 'policy="default"' in line
-    assert 0 < float(line.split()[-1]) < 0.02
+    assert (200, True) == (late.status, late.json["counted"])
+
+
+async def test_metrics_have_the_mean_of_each_part_and_each_verdict_of_a_batch_once(proxy, batch):
+    """A part that is repeated does not count again."""
+    parts = [body_of(batch, [row], rank=rank) for rank, row in enumerate(rows_of(batch))]
+    for part in (*parts, parts[0]):
+        assert 200 == (await send(proxy, batch, part)).status
+    lines = (await proxy.get("/metrics")).text.decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("tokentape_mismatch_"))
+    verdicts = {name: value for name, value in found.items() if "verdicts" in name}
+
+    assert "4.0" == found['tokentape_mismatch_abs_mean_count{policy="default"}']
+    assert 0 < float(found['tokentape_mismatch_abs_mean_sum{policy="default"}']) < 0.08
+    assert len(MISMATCHES) == len(verdicts)
+    assert {"1.0"} == {value for name, value in verdicts.items() if "too_few" in name}
+    assert {"0.0"} == {value for name, value in verdicts.items() if "too_few" not in name}
+
+
+async def test_verdicts_follow_the_settings(proxy, store):
+    """Those of the process that responds."""
+    await proxy.put("/policy", {"version": 3})
+    (member,) = await proxy.open_group("g1")
+    await proxy.chat(member, max_tokens=200, min_tokens=200)
+    await proxy.finish(member, reward=1)
+    batch = await proxy.claim(format="sequences")
+    usual = (await send(proxy, batch, body_of(batch, rows_of(batch)))).json
+    path = f"/batches/{batch['batch_id']}/mismatch"
+    async with running(settings_for("http://127.0.0.1:9", mismatch={"min_tokens": 100}), store) as other:
+        shown = (await Session(proxy.http, other.url).get(path)).json
+
+    assert ["too_few"] == [each["verdict"] for each in usual["verdicts"]]
+    assert ["numeric"] == [each["verdict"] for each in shown["verdicts"]]
+
+
+async def test_training_has_the_newest_reports_and_the_cells_of_the_newest(proxy, store, batch):
+    """Also of groups that are deleted; a damaged report is omitted."""
+    for part in (rows_of(batch)[:2], rows_of(batch)[2:]):
+        reported = await send(proxy, batch, body_of(batch, part))
+    await proxy.ack(batch, delete=True)
+    await proxy.group("g3", 1.0)
+    second = await proxy.claim(format="sequences")
+    await send(proxy, second, body_of(second, rows_of(second), version="2"))
+    await store.mismatches.open("mismatch:x", {"mismatch": b"{"}, now_ms=SystemClock().now_ms())
+    found = (await proxy.get("/training")).json["mismatch"]
+
+    assert [second["batch_id"], batch["batch_id"]] == [each["batch_id"] for each in found["batches"]]
+    assert ["2", "3"] == [each["policy_version"] for each in found["batches"]]
+    assert reported.json["tokens"] == found["batches"][1]["tokens"]
+    assert ["too_few"] == found["batches"][1]["verdicts"]
+    assert {"-1"} == set(found["newest"]["cells"]["lag"])
+    assert 1 == found["newest"]["sequences"]["rows"]
+
+
+async def test_training_without_reports_has_none(proxy):
+    assert {"batches": [], "newest": None} == (await proxy.get("/training")).json["mismatch"]
 
 
 async def test_the_client_reports_a_batch(proxy, batch):
