@@ -11,10 +11,14 @@ from proxy.errors import EngineDisconnected
 from proxy.protocols.dialects.base import Json
 from proxy.trajectory.step import Ids
 
-_HEAD: Final = ("id", "created")
+_HEAD: Final = ("id", "request_id", "created")
 PARSED: Final = ("reasoning", "reasoning_content", "tool_calls")
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS: Final = "completion_tokens_details"
+_OF_PROMPT: Final = ("prompt_token_ids", "mm_placeholders")  # of `/inference/v1/generate` (vLLM 0.32.0)
+# SGLang's `/generate` (0.5.23) has counts and lists of the sampled tokens in `meta_info`, and of the prompt.
+_SUMS: Final = ("completion_tokens", "output_token_logprobs_length", "reasoning_tokens", "num_retractions")
+_OF_NATIVE_PROMPT: Final = ("id", "prompt_tokens", "input_", "cached_")
 _THOUGHTS: Final = (
     "reasoning_tokens"  # in the details (vLLM 0.32.0); SGLang (0.5.23) has them beside the counts as well
 )
@@ -64,6 +68,10 @@ class Before:
         if chunk.get("usage") is not None:
             shown["usage"] = self.usage(chunk["usage"])
         choice: Json = (chunk.get("choices") or ({},))[0]
+        if self.prompt_tokens is not None:
+            shown = {key: value for key, value in shown.items() if key not in _OF_PROMPT}
+            if choice.get("weight_versions") is not None:
+                shown["choices"] = [{**choice, "weight_versions": self._versions(self._choice, choice)}]
         delta = choice.get("delta")
         if isinstance(delta, dict):
             if self.prompt_tokens is not None:
@@ -97,10 +105,13 @@ class Before:
                 logprobs = {name: _cut(lists, self.told.count) for name, lists in logprobs.items()}
             choice = {**last, **logprobs, **(kept if self.told is None else self.told.fields)}
         else:
-            choice = _joined_choice(self._choice, last)
+            choice = self._joined_choice(last)
         shown = {**response, **self._head(response), "choices": [choice]}
+        shown |= {name: self.response.get(name) for name in _OF_PROMPT if shown.get(name) is not None}
         if isinstance(versions := response.get("metadata"), dict):
-            shown["metadata"] = self._metadata(versions)
+            own = self.response.get("metadata")
+            joined = self._versions(own if isinstance(own, dict) else {}, versions)
+            shown["metadata"] = versions if joined is None else {**versions, "weight_versions": joined}
         if response.get("usage") is not None:
             shown["usage"] = self.usage(response["usage"])
         return shown
@@ -140,13 +151,11 @@ class Before:
     def _head(self, response: Json) -> Json:
         return {key: self.response[key] for key in _HEAD if key in response and key in self.response}
 
-    def _metadata(self, last: Json) -> Json:
-        """Return SGLang's weight versions (0.5.23), which count sampled tokens, of all parts."""
-        first = self.response.get("metadata")
-        spans = first.get("weight_versions") if isinstance(first, dict) else None
-        more = last.get("weight_versions")
+    def _versions(self, first: Mapping[str, Any], last: Mapping[str, Any]) -> list[Json] | None:
+        """Return the engine's weight versions of all parts, which count sampled tokens; None if one part has none."""
+        spans, more = first.get("weight_versions"), last.get("weight_versions")
         if not (isinstance(spans, list) and isinstance(more, list)):
-            return last
+            return None
         count, joined = self.sampled_tokens, [*spans]
         for span in more:
             end = span["end"] + count
@@ -157,7 +166,43 @@ class Before:
         if self.told is not None:  # it may end before the last sampled token
             kept = [span for span in joined if span["start"] < self.told.count]
             joined = [{**span, "end": min(span["end"], self.told.count)} for span in kept]
-        return {**last, "weight_versions": joined}
+        return joined
+
+    def _joined_choice(self, last: Json) -> Json:
+        first, choice = self._choice, {**last}
+        if isinstance(last.get("message"), dict):
+            _check_plain(last["message"])
+            if text := first.get("message", {}).get("content"):
+                choice["message"] = {**last["message"], "content": text + (last["message"].get("content") or "")}
+        if isinstance(last.get("text"), str):
+            choice["text"] = first.get("text", "") + last["text"]
+        for name in ("token_ids", "output_ids", "sampling_mask"):
+            if isinstance(last.get(name), list):
+                choice[name] = [*(first.get(name) or ()), *last[name]]
+        if "weight_versions" in last:
+            choice["weight_versions"] = self._versions(first, last)
+        if "prompt_token_ids" in first:
+            choice["prompt_token_ids"] = first["prompt_token_ids"]
+        if isinstance(last.get("meta_info"), dict) and isinstance(first.get("meta_info"), dict):
+            choice["meta_info"] = self._joined_meta(first["meta_info"], last["meta_info"])
+        if last.get("routed_experts") is not None:
+            raise PartsDiffer("the experts of a resumed call are those of its last part")
+        return choice | _joined_logprobs(first, last)
+
+    def _joined_meta(self, first: Json, last: Json) -> Json:
+        lists = {name: value for name, value in last.items() if name.startswith("output_") and isinstance(value, list)}
+        reason = last.get("finish_reason")
+        if isinstance(reason, dict) and type(limit := reason.get("length")) is int:
+            last = {**last, "finish_reason": {**reason, "length": limit + self.sampled_tokens}}
+        return {
+            **last,
+            **{name: value for name, value in first.items() if name.startswith(_OF_NATIVE_PROMPT)},
+            **{
+                name: first[name] + last[name] for name in _SUMS if type(first.get(name)) is type(last.get(name)) is int
+            },
+            **{name: [*(first.get(name) or ()), *values] for name, values in lists.items()},
+            **({"weight_versions": self._versions(first, last)} if "weight_versions" in last else {}),
+        }
 
 
 def _with_thoughts(first: Any, last: Json) -> Json:
@@ -193,17 +238,6 @@ def _rest_of_calls(calls: list[Json], shown: list[Json]) -> list[Json]:
 def _check_plain(message: Mapping[str, Any]) -> None:
     if any(message.get(name) for name in PARSED):
         raise PartsDiffer("the engine's parsers read the rest of a resumed call otherwise than the whole")
-
-
-def _joined_choice(first: Mapping[str, Any], last: Json) -> Json:
-    choice = {**last}
-    if isinstance(last.get("message"), dict):
-        _check_plain(last["message"])
-        if text := first.get("message", {}).get("content"):
-            choice["message"] = {**last["message"], "content": text + (last["message"].get("content") or "")}
-    if isinstance(last.get("text"), str):
-        choice["text"] = first.get("text", "") + last["text"]
-    return choice | _joined_logprobs(first, last)
 
 
 def _cut(lists: Mapping[str, Any], count: int) -> Json:

@@ -105,7 +105,8 @@ def with_continuation(plan: Plan, prompt: KnownPrompt | None, facts: Mapping[str
     """Return the plan with its continuation, and with these ids as the prompt. `facts` are recorded with the step."""
     extra = {**plan.extra, "continuation": facts}
     given = None if prompt is None else orjson.Fragment(b"[%b]" % prompt.text)
-    fields = None if given is None else plan.engine.prompt_ids_fields(plan.dialect.name, given)
+    is_ids = given is None or plan.dialect.name in GENERATES  # the client's own
+    fields = None if is_ids else plan.engine.prompt_ids_fields(plan.dialect.name, given)
     if fields is None:
         return replace(plan, extra=extra)
     if "return_routed_experts" in plan.sent["set"] and facts.get("kept"):

@@ -80,7 +80,7 @@ class ClientView:
         """Return whether a response, or an event, says that the engine ended a choice before the model did."""
         choices = response.get("choices")
         found = choices if isinstance(choices, list) else ()
-        return any(isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in found)
+        return any(isinstance(choice, dict) and _reason_of(choice) == "abort" for choice in found)
 
     def written(self, shown: Json) -> bytes:
         """Return an event of the engine's dialect as the client receives it."""
@@ -94,6 +94,13 @@ class ClientView:
         if self.tokens is None:
             return shown
         return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
+
+
+def _reason_of(choice: Json) -> Any:
+    """Return the finish reason of a choice; that of SGLang's `/generate` is an object of `meta_info`."""
+    meta = choice.get("meta_info")
+    reason = (meta if isinstance(meta, dict) and "finish_reason" not in choice else choice).get("finish_reason")
+    return reason.get("type") if isinstance(reason, dict) else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +321,10 @@ class StreamResponse(ResponseStream):
         if held is None or len(held.shown["choices"]) != 1:
             return None, answer
         (choice,) = held.shown["choices"]
-        if not (choice.get("text") or any((choice.get("delta") or {}).values()) or choice.get("logprobs")):
+        content = (choice.get("text"), choice.get("logprobs"), choice.get("token_ids"))
+        if not (any(content) or any((choice.get("delta") or {}).values())):
             return None, answer
-        ends = ("finish_reason", *self._view.engine.shape.choice)
+        ends = ("finish_reason", "weight_versions", *self._view.engine.shape.choice)
         return {
             **held.shown,
             "choices": [{key: None if key in ends else value for key, value in choice.items()}],

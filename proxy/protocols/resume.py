@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from proxy.protocols.dialects.base import Json, ResponseRenderer, is_on
+from proxy.protocols.dialects.base import GENERATES, Json, ResponseRenderer, is_on
 from proxy.protocols.engines.base import changes_distribution, has_grammar, tools_of
 from proxy.protocols.number_lists import prompt_of
 from proxy.protocols.parts import PARSED, Before, Told
@@ -37,6 +37,15 @@ _EXACT: Final = frozenset(
      "reasoning_effort", "include_reasoning", "user", "metadata", "store", "service_tier", "priority", "request_id", "rid",
      "session_id", "routing_key", "cache_salt", "add_special_tokens", "echo"}
 )  # fmt: skip
+# And of the endpoints that sample from ids, with those of `sampling_params`.
+_EXACT_OF_GENERATE: Final = frozenset(
+    {"model", "token_ids", "input_ids", "text", "stream", "stream_options", "output_mode", "return_token_ids",
+     "return_prompt_token_ids", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
+     "request_id", "rid", "priority", "cache_salt", "routing_key", "max_tokens", "min_tokens", "temperature", "top_p", "top_k",
+     "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs", "detokenize",
+     "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output",
+     "presence_penalty", "frequency_penalty", "repetition_penalty"}
+)  # fmt: skip
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")  # they count the sampled tokens
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 _NUMBERS: Final = (*_BOUNDS, "seed")
@@ -44,7 +53,7 @@ _INT_OR_NONE: Final = (int, type(None))
 _BRACKETS: Final = frozenset("<>[]{}|")
 _MOST_STOPS: Final = 64
 _MOST_STOP: Final = 256  # characters: a longer one is not searched for
-_DEFAULT_MAX_TOKENS: Final = 16
+_DEFAULT_MAX_TOKENS: Final = {"completions": 16, "sglang_generate": 128}  # vLLM 0.32.0, SGLang 0.5.23
 _MOST_SEED: Final = 2**63
 _NO_SEED: Final = -1  # vLLM 0.32.0
 
@@ -54,12 +63,14 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
 
     `has_parser`: whether the engine has a parser of reasoning or tools; None: unknown.
     """
-    body, name, options = plan.body, plan.dialect.name, plan.response_options
+    body, name, options = fields_of(plan), plan.dialect.name, plan.response_options
+    is_generate = name in GENERATES
     asks_ids = options.token_ids or (options.logprobs and name == "completions") or plan.view.tokens is not None
     asks_meta = "return_meta_info" in body and "meta_info" not in plan.view.strip_rules.keys
-    has_others = any(body[field] is not None for field in body.keys() - _EXACT)
+    has_others = any(body[field] is not None for field in body.keys() - (_EXACT_OF_GENERATE if is_generate else _EXACT))
     # An engine may read "7" or 7.0 as a number; each stop string is searched for in the text.
     is_odd = any(type(body.get(name)) not in _INT_OR_NONE for name in _NUMBERS) or len(stop_strings(body)) > _MOST_STOPS
+    is_odd |= name == "sglang_generate" and is_on(body.get("stream"))  # each event repeats all of the reply
     has_parsed = step is not None and _is_parsed(step)
     is_parsed = name == "chat" and (has_parsed or (offers_tools(body) and has_parser is not False))
     refusals: dict[Refusal, bool] = {
@@ -68,13 +79,21 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
         "images": IMAGES in plan.extra,
         "grammar": has_grammar(body, ()),
         "penalties": changes_distribution({**body, **plan.sampling}, _PENALTIES),  # null is the default
-        "field": asks_ids or asks_meta or has_others or is_odd,
+        "field": (asks_ids and not is_generate) or asks_meta or has_others or is_odd,
+        "stop": is_generate and bool(stop_strings(body)),  # it may straddle the cut
         "ids": plan.engine.prompt_ids_fields(name, []) is None or (step is not None and not _has_ids(step)),
         "finished": step is not None and any(choice.finish_reason not in {None, "abort"} for choice in step.choices),
         "length": step is not None and is_at_limit(plan, step),
         "parser": is_parsed,  # last: the only one that `Engine.parse_request` may resolve
     }
     return next((reason for reason, holds in refusals.items() if holds), None)
+
+
+def fields_of(plan: Plan) -> Mapping[str, Any]:
+    """Return the fields of the sent body, with those of `sampling_params` by the names of other dialects."""
+    if plan.dialect.name not in GENERATES:
+        return plan.body
+    return {**plan.body, "sampling_params": None, **plan.dialect.sampling(plan.body)}
 
 
 def _has_ids(step: Step) -> bool:
@@ -89,7 +108,7 @@ def _is_parsed(step: Step) -> bool:
     return isinstance(message, dict) and any(message.get(name) for name in PARSED)
 
 
-def offers_tools(body: Json) -> bool:
+def offers_tools(body: Mapping[str, Any]) -> bool:
     """Return whether a parser of tools reads the reply to a chat body."""
     return bool(tools_of(body)) and body.get("tool_choice") != "none"
 
@@ -97,11 +116,11 @@ def offers_tools(body: Json) -> bool:
 def _left(plan: Plan, count: int) -> Json | None:
     """Return the limits of the rest after `count` sampled tokens of this plan; None if nothing is left.
 
-    Without a limit, chat samples up to the end of the context window, and completions 16 tokens (vLLM 0.32.0, SGLang 0.5.23).
+    Without a limit, chat and vLLM's generate sample up to the end of the context window, and others a number of tokens.
     """
-    body, fields = plan.body, {}
-    if plan.dialect.name == "completions" and body.get("max_tokens") is None:
-        body = {**body, "max_tokens": _DEFAULT_MAX_TOKENS}
+    body, fields, default = fields_of(plan), {}, _DEFAULT_MAX_TOKENS.get(plan.dialect.name)
+    if default is not None and body.get("max_tokens") is None:
+        body = {**body, "max_tokens": default}
     for name in _BOUNDS:
         bound = body.get(name)
         if type(bound) is int:
@@ -116,7 +135,7 @@ def is_at_limit(plan: Plan, step: Step) -> bool:
     return _left(plan, step.sampled - (0 if plan.before is None else plan.before.sampled)) is None
 
 
-def stop_strings(body: Json) -> list[str]:
+def stop_strings(body: Mapping[str, Any]) -> list[str]:
     """Return the stop strings of a body."""
     stops = body.get("stop")
     listed = stops if isinstance(stops, list) else [stops]
@@ -227,9 +246,10 @@ def resumed_plan(
     ids = before.choices[0].ids if before.choices else before.prompts[0][:0]
     prompt = prompt_of(before.prompts[0] + ids, None)
     fields = plan.engine.prompt_ids_fields(plan.dialect.name, orjson.Fragment(b"[%b]" % prompt.text)) or {}
-    fields |= _left(plan, len(ids)) or {}
-    if type(seed := plan.body.get("seed")) is int:
-        fields["seed"] = seed if seed == _NO_SEED else (seed + len(ids)) % _MOST_SEED
+    sampling = _left(plan, len(ids)) or {}
+    if type(seed := fields_of(plan).get("seed")) is int:
+        sampling["seed"] = seed if seed == _NO_SEED else (seed + len(ids)) % _MOST_SEED
+    fields |= plan.dialect.place_sampling(plan.body, sampling, ())[0]
     view = Before(before.response or {}, len(before.prompts[0]), len(ids), prompt.ids, is_withheld, is_stream)
     return replace(
         plan,

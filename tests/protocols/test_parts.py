@@ -74,3 +74,46 @@ def test_a_part_with_another_prompt_differs():
     BEFORE.check_prompt({"choices": [{"prompt_token_ids": None}]})
     with pytest.raises(PartsDiffer):
         BEFORE.check_prompt({"choices": [{"prompt_token_ids": [1, 2, 3]}]})
+
+
+def test_a_whole_response_of_ids_has_the_ids_and_counts_of_all_parts():
+    """The prompt is that of the first part; SGLang counts in `meta_info`."""
+
+    def choice(ids, **meta):
+        count = len(ids)
+        lists = {"output_token_logprobs": [[-1.0, token, None] for token in ids], "input_token_logprobs": [count]}
+        versions = [{"version": "1", "start": 0, "end": count}]
+        counts = {
+            "completion_tokens": count,
+            "prompt_tokens": 9 - count,
+            "cached_tokens": count,
+            "weight_versions": versions,
+        }
+        return {
+            "text": "a" * count,
+            "output_ids": ids,
+            "prompt_token_ids": [7] * (9 - count),
+            "meta_info": {**lists, **counts, **meta},
+        }
+
+    first, last = choice([4, 5, 6], id="a"), choice([8, 9], id="b", finish_reason={"type": "length", "length": 2})
+    (shown,) = Before({"choices": [first]}, 6, 3).whole({"choices": [last]})["choices"]
+    meta = shown["meta_info"]
+
+    assert ("aaaaa", [4, 5, 6, 8, 9], [7] * 6) == (shown["text"], shown["output_ids"], shown["prompt_token_ids"])
+    assert ("a", 6, 5, 3, 5) == (
+        meta["id"],
+        meta["prompt_tokens"],
+        meta["completion_tokens"],
+        meta["cached_tokens"],
+        len(meta["output_token_logprobs"]),
+    )
+    assert ([3], {"type": "length", "length": 5}) == (meta["input_token_logprobs"], meta["finish_reason"])
+    assert [{"version": "1", "start": 0, "end": 5}] == meta["weight_versions"]
+
+
+def test_the_experts_of_a_part_are_not_those_of_the_whole():
+    with pytest.raises(PartsDiffer):
+        Before({"choices": [{"index": 0, "token_ids": [1]}]}, 3, 1).whole(
+            {"choices": [{"index": 0, "token_ids": [2], "routed_experts": "x"}]}
+        )

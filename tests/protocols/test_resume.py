@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import replace
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,42 @@ def test_a_plain_call_can_be_resumed():
 )
 def test_what_an_engine_counts_parses_or_matches_in_sampled_tokens_is_not_resumed(fields, reason):
     assert reason == refusal(plan_of(CHAT, BODY | fields), STEP, has_parser=None)
+
+
+GENERATE = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "min_tokens": 4, "seed": 7, "logprobs": 1}}
+NATIVE = {
+    "input_ids": [1, 2],
+    "sampling_params": {"max_new_tokens": 9, "min_new_tokens": 4, "sampling_seed": 7},
+    "return_logprob": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body", "ids", "limits"),
+    [
+        ("vllm", "/inference/v1/generate", GENERATE, "token_ids", ("max_tokens", "min_tokens", "seed")),
+        ("sglang", "/generate", NATIVE, "input_ids", ("max_new_tokens", "min_new_tokens", "sampling_seed")),
+    ],
+)
+def test_a_call_of_ids_can_be_resumed(kind, path, body, ids, limits):
+    """Its limits are in `sampling_params`, by the engine's names. Stop strings, and what is unknown there, prevent it."""
+    plan = plan_of(path, body, kind=kind)
+    rest = resumed_plan(plan, STEP, None)
+    sent = orjson.loads(orjson.dumps(rest.body))
+
+    assert refusal(plan, STEP, has_parser=None) is None
+    assert ([1, 2, 3, 4, 5], [6, 1, 10]) == (sent[ids], [sent["sampling_params"][name] for name in limits])
+    for name, value, reason in [
+        ("stop", ["x"], "stop"),
+        ("regex", "a", "field"),
+        ("repetition_penalty", 2, "penalties"),
+    ]:
+        changed = {**body, "sampling_params": {**body["sampling_params"], name: value}}
+        assert reason == refusal(plan_of(path, changed, kind=kind), STEP, has_parser=None)
+
+
+def test_a_stream_that_repeats_its_tokens_is_not_resumed():
+    assert "field" == refusal(plan_of("/generate", {**NATIVE, "stream": True}, kind="sglang"), STEP, has_parser=None)
 
 
 def test_a_penalty_of_the_model_counts_where_the_call_has_null():

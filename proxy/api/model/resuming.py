@@ -17,6 +17,7 @@ from proxy.protocols.parts import PartsDiffer
 from proxy.protocols.resume import (
     Refusal,
     ends_in_stop,
+    fields_of,
     is_at_limit,
     noted,
     offers_tools,
@@ -192,7 +193,7 @@ def note_ends(call: Call, step: Step) -> None:
 
 
 def _stop_ids(call: Call) -> Sequence[Any]:
-    listed = call.plan.body.get("stop_token_ids")
+    listed = fields_of(call.plan).get("stop_token_ids")
     return listed if isinstance(listed, list) else ()
 
 
@@ -201,7 +202,7 @@ async def _completed(call: Call, exchange: Exchange, cut: _Cut) -> bool:
 
     If it may be, but the engine shows another text than such a reply has, the call is not resumed.
     """
-    step, body = cut.step, call.plan.body
+    step, body = cut.step, fields_of(call.plan)
     is_candidate = call.endpoint.engine.hides_ends and exchange.is_whole and exchange.response.is_aborted
     if step is None or not (is_candidate and step.sampled and step.prompts) or call.plan.response_options.choices != 1:
         return False
@@ -242,7 +243,12 @@ async def _judge(call: Call, cut: _Cut, fault: EngineError | None) -> None:
             cut.reason, cut.withheld = await _text_reason(call, step, is_lost=is_lost)
         tells = cut.reason in {"character", "stop"} or (cut.reason == "parser" and can_parse(call))
         body, has_shown = call.plan.body, call.plan.framing == "live" or call.is_stream_begun
-        if (call.plan.response_options.logprobs and has_shown) or (body.get("min_tokens") and stop_strings(body)):
+        is_generate = call.plan.dialect.name in GENERATES
+        if (
+            is_generate
+            or (call.plan.response_options.logprobs and has_shown)
+            or (body.get("min_tokens") and stop_strings(body))
+        ):
             tells = False  # which logprobs the rest of a stream lacks, or which stop string counts, is not known
         if tells or call.is_told:
             cut.is_told = True
@@ -250,6 +256,8 @@ async def _judge(call: Call, cut: _Cut, fault: EngineError | None) -> None:
 
 
 async def _text_reason(call: Call, step: Step, *, is_lost: bool) -> tuple[Refusal | None, str]:
+    if step.dialect in GENERATES and "text" not in answers_of(step).get(0, {}):
+        return None, ""
     try:
         text = await text_of(call, step.prompts[0][-CONTEXT_IDS:], step.choices[0].ids)
     except (LookupFailed, EngineError):

@@ -323,7 +323,7 @@ class Sglang(Engine):
     def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return `input_ids` for chat, which replaces the template (0.5.23), a list for completions."""
         if dialect in GENERATES:
-            return None
+            return None if dialect == "generate" else {"input_ids": ids, "text": None}
         return {"input_ids": ids} if dialect == "chat" else {"prompt": ids}
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:

@@ -58,7 +58,7 @@ from proxy.trajectory.step import PROCESSED
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
 
-def _inject_generate(body: Mapping[str, Any], options: CallOptions) -> Injection:
+def _inject_generate(body: Mapping[str, Any], options: CallOptions, call_id: CallId | None) -> Injection:
     """Request the prompt's ids, which image placeholders may lengthen, and logprobs. Sampled ids are always returned."""
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
@@ -78,7 +78,7 @@ def _inject_generate(body: Mapping[str, Any], options: CallOptions) -> Injection
         usage=_strips_usage(options, usage),
         running_usage=_strips_running_usage(body, options, usage),
     )
-    return Injection(fields, rules, ("forced_tokens",) if forced else ())
+    return Injection(fields, rules, ("forced_tokens",) if forced else (), call_id=call_id)
 
 
 def _strips_usage(options: CallOptions, usage: Json) -> bool:
@@ -183,6 +183,7 @@ class Vllm(Engine):
                 "chat": CallId("request_id", abort_path, lambda each: {"request_ids": [f"chatcmpl-{each}"]}),
                 # Each prompt has an id of its own, which ends in its index.
                 "completions": CallId("request_id", abort_path, lambda each: {"request_ids": [f"cmpl-{each}-0"]}),
+                "generate": CallId("request_id", abort_path, lambda each: {"request_ids": [f"generate-tokens-{each}"]}),
             }
 
     kind = "vllm"
@@ -263,7 +264,7 @@ class Vllm(Engine):
         """Request `return_token_ids`, and `logprobs` if they are configured, unless the call does not permit them."""
         requested = options.requested
         if dialect == "generate":
-            return _inject_generate(body, options)
+            return _inject_generate(body, options, self._call_id(dialect, body, options))
         if _PROMPT.get(dialect) not in body:
             return Injection()  # refused, with an error message that has the number of fields of the body
         problems = tuple(_problems(dialect, body, keep_reasoning=options.keep_reasoning))
@@ -352,7 +353,7 @@ class Vllm(Engine):
     def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return a list for completions; for chat the field, or `kv_transfer_params` (0.32.0), which replace the rendering."""
         if dialect == "generate":
-            return None
+            return {"token_ids": ids}
         if dialect == "chat" and self._has_prompt_field:
             return {"prompt_token_ids": ids}
         return {"kv_transfer_params": {"prompt_token_ids": ids}} if dialect == "chat" else {"prompt": ids}

@@ -146,7 +146,8 @@ class Stage:
         self.count += 1
         rollout = f"r{self.count}"
         try:
-            response = await self.session.post(f"/rollouts/{rollout}/v1/{path}", {"model": "m", **body})
+            url = path if path.startswith("/") else f"/v1/{path}"
+            response = await self.session.post(f"/rollouts/{rollout}{url}", {"model": "m", **body})
         except aiohttp.ClientPayloadError:  # a call that ends as today
             response = None
         self.faults.cuts.clear()

@@ -183,11 +183,14 @@ def test_only_empty_deltas_without_a_finish_reason_are_dropped():
     assert shown({"content": None})
 
 
-@pytest.mark.parametrize(("path", "name"), [(CHAT, "chatcmpl-{}"), (COMPLETIONS, "cmpl-{}-0")])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [(CHAT, "chatcmpl-{}"), (COMPLETIONS, "cmpl-{}-0"), ("/inference/v1/generate", "generate-tokens-{}")],
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_gets_an_id_by_which_a_server_that_can_aborts_it(path, name, stream):
     """It has the form of vLLM's own, and no other step has it. Another server gets none."""
-    body = {"messages": [], "prompt": "x", "stream": stream}
+    body = {"messages": [], "prompt": "x", "token_ids": [1], "sampling_params": {}, "stream": stream}
     made = plan_of(path, body, traits=ABORTS)
     other = prepared_of(path, body, traits=ABORTS).for_call(body, step_id="S2", rollout_id="r1")
 
@@ -208,7 +211,7 @@ def test_a_call_gets_an_id_by_which_a_server_that_can_aborts_it(path, name, stre
         (CHAT, {"use_beam_search": True}, {}),
         (COMPLETIONS, {"prompt": ["a", "b"]}, {}),
         (COMPLETIONS, {"echo": True}, {}),
-        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}, {}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 2}}, {}),
     ],
 )
 def test_a_call_with_the_clients_id_or_several_choices_gets_none(path, body, headers):
