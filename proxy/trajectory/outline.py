@@ -210,6 +210,7 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "first_byte_ms": None if timing.first_byte is None else round(timing.first_byte * 1000),
         "ended_ms": None if ended is None else round(ended * 1000),
         "sampled": step.sampled,
+        **({} if step.cached_tokens is None else {"cached_tokens": step.cached_tokens}),
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy, "model": step.model_served}),
         "policy_version": step.policy_version,
         **({"policy_epoch": step.policy_epoch} if step.policy_epoch else {}),
@@ -240,8 +241,15 @@ def _continuation(step: Step, reasons: Mapping[Any, str]) -> dict[str, Any] | No
 
 
 def _opening(answer: Mapping[str, Any]) -> str | None:
+    """Return the beginning of a reply: of its text, or of its first tool call if it has no text."""
     message = answer.get("message")
     text = message.get("content") if isinstance(message, dict) else answer.get("text")
+    if isinstance(message, dict) and not text:
+        calls = message.get("tool_calls")
+        call = calls[0] if isinstance(calls, list) and calls else None
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            text = f"calls {function.get('name')} {function.get('arguments')}"
     return text[:_OPENING] if isinstance(text, str) else None
 
 

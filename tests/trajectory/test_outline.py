@@ -68,6 +68,26 @@ def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
     assert (9_500, None, 1, None) == tuple(without_response[name] for name in fields)
 
 
+def test_the_opening_of_a_reply_without_text_is_its_first_tool_call():
+    calls = [{"function": {"name": "find", "arguments": '{"q": 1}'}}, {"function": {"name": "other"}}]
+    for message, opening in (
+        ({"content": None, "tool_calls": calls}, 'calls find {"q": 1}'),
+        ({"content": "text", "tool_calls": calls}, "text"),
+        ({"content": None, "tool_calls": [7]}, None),
+        ({"tool_calls": [{"function": 7}]}, None),
+    ):
+        response = {"choices": [{"index": 0, "message": message}]}
+        assert opening == outline([make_step("a", [1], [2], response=response)], FACTS)["nodes"][0]["opening"]
+
+
+def test_a_node_has_the_cached_tokens_that_the_engine_reported():
+    usage = {"prompt_tokens_details": {"cached_tokens": 1}}
+    reported, other = outline([make_step("a", [1, 2], [3], usage=usage), make_step("b", [4], [5])], FACTS)["nodes"]
+
+    assert 1 == reported["cached_tokens"]
+    assert "cached_tokens" not in other
+
+
 CONTINUED = {
     "step_id": "a", "choice": 0, "kept": 2, "bridge": 1, "rendered": 4, "rendered_digest": "00ff", "rendered_last": 9,
 }  # fmt: skip

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate, islice
+from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate, zip_longest
 from statistics import fmean
 from typing import Any, Final
 
@@ -104,28 +104,58 @@ async def list_groups(request: web.Request) -> web.Response:
     """`GET /groups?status=&policy=&limit=&cursor=`: newest first; with a filter, a page may have fewer groups than its limit.
 
     With `policy`, the groups that are open or for this policy; `status` is then that for the policy.
+    With `totals`, each group has those of its rollouts; null for groups after the first 8,000 rollouts.
     """
     context = request.app[CONTEXT]
     asked = query_from(request, ListGroups)
     statuses = STATUSES if asked.status is None else (asked.status,)
     policy = None if asked.policy is None else context.policies.named(asked.policy).name
     cursor, end = asked.cursor, context.clock.monotonic() + LIST_BUDGET_S
-    shown: list[dict[str, Any]] = []
+    found: list[Group] = []
     unreadable: list[dict[str, str]] = []
     while True:
         page = await page_from(context.store.groups.list(cursor=cursor, limit=asked.limit))
-        found, damaged = await find_groups(context.store, page.names, context.metrics)
+        groups, damaged = await find_groups(context.store, page.names, context.metrics)
         unreadable += damaged
         now_ms, cursor = context.clock.now_ms(), page.cursor
-        shown = [
-            _terms(context, group, now_ms)
-            for group in found
+        found = [
+            group
+            for group in groups
             if (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
         ]
-        if shown or cursor is None or context.clock.monotonic() >= end:
+        if found or cursor is None or context.clock.monotonic() >= end:
             break
+    shown = [_terms(context, group, now_ms) for group in found]
+    if asked.totals:
+        totals = [_totals(members) async for _, members in _with_members(context, found, unreadable)]
+        shown = [{**terms, "totals": total} for terms, total in zip_longest(shown, totals)]
     left = {"unreadable": unreadable} if unreadable else {}
     return json_response({"groups": shown, "cursor": cursor, **left})
+
+
+def _totals(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return the totals of a group's rollouts: the mean reward and the drift are null if none has one or is counted."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    drift = [sum(rollout.drift.kinds.values()) for rollout in rollouts if rollout.drift is not None]
+    return {
+        "reward": fmean(rewards) if rewards else None,
+        **{name: sum(rollout.counts.get(name, 0) for rollout in rollouts) for name in _COUNTS},
+        "drift": sum(drift) if drift else None,
+    }
+
+
+async def _with_members(
+    context: Context, groups: Sequence[Group], unreadable: list[dict[str, str]]
+) -> AsyncIterator[tuple[Group, list[Rollout]]]:
+    """Yield groups with their rollouts until these are 8,000; add what is unreadable to `unreadable`."""
+    sizes = accumulate(len(group.members) for group in groups)
+    read = [group for group, size in zip(groups, sizes, strict=True) if size <= _MAX_ROLLOUTS]
+    for start in range(0, len(read), _AT_ONCE):
+        part = read[start : start + _AT_ONCE]
+        found = await asyncio.gather(*(read_members(context.store, group, context.metrics) for group in part))
+        for group, (members, damaged) in zip(part, found, strict=True):
+            unreadable += damaged
+            yield group, members
 
 
 async def show_group(request: web.Request) -> web.Response:
@@ -294,24 +324,12 @@ async def show_training(request: web.Request) -> web.Response:
     policy = context.policies.named(asked.policy or next(iter(context.policies.trained), names[0])).name
     announced = read_announced(await context.store.announcements.read(), policy)
     page = await context.store.groups.list(limit=asked.limit)
-    entries: list[dict[str, Any]] = []
-    unreadable: list[dict[str, str]] = []
-    rollouts = read = 0
-    is_cut = False
-    while read < len(page.names) and not is_cut:
-        names_read = page.names[read : read + _AT_ONCE]
-        read += len(names_read)
-        stored, damaged = await find_groups(context.store, names_read, context.metrics)
-        found = [group for group in stored if _is_of(group, policy)]
-        sizes = accumulate((len(group.members) for group in found), initial=rollouts)
-        groups = [group for group, size in zip(found, islice(sizes, 1, None), strict=True) if size <= _MAX_ROLLOUTS]
-        is_cut = len(groups) < len(found)
-        rollouts_of = await asyncio.gather(*(read_members(context.store, group, context.metrics) for group in groups))
-        unreadable += damaged
-        for group, (members, damaged) in zip(groups, rollouts_of, strict=True):
-            rollouts += len(members)
-            unreadable += damaged
-            entries.append(_entry(group, members, policy, announced, context.clock.now_ms()))
+    stored, unreadable = await find_groups(context.store, page.names, context.metrics)
+    groups = [group for group in stored if _is_of(group, policy)]
+    entries = [
+        _entry(group, members, policy, announced, context.clock.now_ms())
+        async for group, members in _with_members(context, groups, unreadable)
+    ]
     compared = [entry["equal"] for entry in entries if entry["equal"] is not None]
     rules = Rules(**dict(context.settings.mismatch))
     return json_response(
@@ -325,8 +343,8 @@ async def show_training(request: web.Request) -> web.Response:
             "mismatch": await newest_reports(context.store, policy, rules, context.metrics),
             "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
             "equal": fmean(compared) if compared else None,
-            "covered": {"groups": len(entries), "rollouts": rollouts},
-            "older": page.cursor is not None or is_cut,
+            "covered": {"groups": len(entries), "rollouts": sum(entry["members"] for entry in entries)},
+            "older": page.cursor is not None or len(entries) < len(groups),
             **({"unreadable": unreadable} if unreadable else {}),
         }
     )

@@ -326,6 +326,7 @@ class ListGroups(RequestModel):
 
     status: str | None = _one_of(GROUP_STATUSES)
     policy: str | None = None
+    totals: bool = _described("whether each group has the totals of its rollouts", default=False)
     limit: PageSize = 100
     cursor: str | None = None
 

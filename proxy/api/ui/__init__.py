@@ -10,10 +10,12 @@ live.js       changes, streamed by GET /events, and the data of a view
 html.js       templates, hooks, shortcuts; format.js: numbers, times and text; parts.js: small components
 virtual.js    lists that render only the part in view
 table.js      a table with sorting and keyboard navigation
-list.js       rollouts; groups.js, group.js, side_by_side.js: groups
-rollout.js    a rollout: steps.js with tree.js (its steps on a timeline), sequences.js, plots.js
-step.js       a step: messages.js, tokens.js with texts.js and colours.js
+rollouts.js   the list of rollouts, list.js: its table; groups.js: groups
+compare.js    rollouts and branches side by side; difference.js: of turns and tokens
+filter.js     filters of lists; selection.js: exports of selected rows
+rollout.js    a rollout: steps.js with tree.js (its steps on a timeline), sequences.js
+plots.js      plots of a rollout and of the newest ones; charts.js draws them
+step.js       a step: messages.js, tokens.js with colours.js
 training.js   rewards, advantages, lengths and staleness of the newest groups; mismatch.js: reports of trainers
-overview.js   plots over rollouts; charts.js draws them
 raw.js        raw JSON
 """

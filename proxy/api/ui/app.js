@@ -4,13 +4,13 @@
 // the hash and `shell`, which shows errors and whether live updates are connected.
 
 import { hasKey, setKey } from "./api.js";
+import { Compare } from "./compare.js";
 import { hash, keep, kept } from "./format.js";
-import { Group } from "./group.js";
-import { Groups } from "./groups.js";
+import { Group, Groups } from "./groups.js";
 import { html, render, runShortcut, useEffect, useMemo, useRef, useState } from "./html.js";
-import { Rollouts } from "./list.js";
-import { Plots } from "./overview.js";
+import { Plots } from "./plots.js";
 import { Rollout } from "./rollout.js";
+import { Rollouts } from "./rollouts.js";
 import { Search } from "./search.js";
 import { Step } from "./step.js";
 import { Training } from "./training.js";
@@ -26,6 +26,7 @@ const KEYS = [
   ["j, ↓", "the next row"],
   ["k, ↑", "the previous row"],
   ["Enter", "open the row"],
+  ["x", "select the row, to compare or export"],
   ["Esc", "back"],
   ["[ ]", "the earlier step, the later step"],
   ["c", "colour tokens by mask or by logprob"],
@@ -39,13 +40,15 @@ const KEYS = [
 /** Return the decoded parts of the hash; `["?"]`, which no route matches, if they cannot be decoded. */
 function parts() {
   try {
-    return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+    return location.hash.replace(/^#\/?/, "").split("?")[0].split("/").filter(Boolean).map(decodeURIComponent);
   } catch {
     return ["?"];
   }
 }
 
-function viewOf([name = "rollouts", id, inner, stepId]) {
+function viewOf([name = "rollouts", ...rest]) {
+  const [id, inner, stepId] = rest;
+  if (name === "compare" && id) return [Compare, { of: rest }];
   if (name in VIEWS) return [VIEWS[name], {}];
   if (name === "search") return [Search, { text: id ?? "" }];
   if (name === "group" && id) return [Group, { name: id }];
@@ -59,13 +62,13 @@ const Missing = () => html`<h1>Page not found</h1><p><a href="#/rollouts">All ro
 function App() {
   const [run, setRun] = useState(0); // the view is created again for each
   const [error, setError] = useState(null);
-  const [live, setLive] = useState("not connected");
+  const [live, setLive] = useState(null); // of a view that follows changes
   const [theme, setTheme] = useState(THEMES.find((name) => name === kept("tokentape.theme")) ?? "auto");
   const [isHelp, setHelp] = useState(false);
   const main = useRef(null);
   const open = () => {
     setError(null);
-    setLive("not connected");
+    setLive(null);
     setRun((before) => before + 1);
   };
   useEffect(() => {
@@ -112,7 +115,7 @@ function App() {
         })}
       </nav>
       <div class="tools">
-        <span id="live" class=${live === "live" ? "live on" : "live"} role="status">${live}</span>
+        <span id="live" class=${live === "live" ? "live on" : "live"} role="status" hidden=${live === null}>${live}</span>
         <button id="theme" type="button" title="Light or dark colours (t)" onclick=${turn}>${theme}</button>
         <button id="forget" type="button" hidden=${!hasKey()} onclick=${forget}>Forget key</button>
         <button type="button" title="Keyboard shortcuts (?)" aria-label="Keyboard shortcuts"

@@ -1,6 +1,6 @@
 // Charts of points, bars and lines, drawn by uPlot: values are shown by pointer and by arrow keys, and listed on request.
 
-import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { html, useEffect, useMemo, useQuery, useRef, useState } from "./html.js";
 import uPlot from "./vendor/uplot.js";
 
 const HEIGHT = 260;
@@ -8,15 +8,19 @@ const MAX_POINTS = 1500; // of more, an even selection is drawn
 const NONE = []; // the same at each rendering
 const FONT = "12px system-ui, sans-serif";
 
-/** Show a chart. `axes`: `{x, y}`, their labels with units. `marks`: `{x, y, label}`. `line`: `{x, y}` in order of x.
+/** Show a chart. `axes`: `{x, y}`, their labels with units. `marks`: `{x, y, label, href}`. `line`: `{x, y}` in order of x.
  *
- * `kind` of the marks: points or bars; `names`: the labels of whole numbers of x; `range`: of x; `isFromZero`: of y.
+ * `kind` of the marks: points or bars; `names`: the labels of whole numbers of x; `range`: of x; `isFromZero`: of y; `empty`:
+ * the text without marks. A mark with `href` opens it; the query of the hash keeps which one, so that the way back leads to it.
  */
-export function Chart({ title, axes, marks, line = NONE, kind = "points", names = null, range = null, isFromZero = true }) {
+export function Chart(properties) {
+  const { title, axes, marks, line = NONE, kind = "points", names = null, range = null, isFromZero = true } = properties;
+  const { empty = "No data yet." } = properties;
   const host = useRef(null);
   const plot = useRef(null);
   const forced = useRef(null); // the mark that was chosen by a key
   const [current, setCurrent] = useState(null);
+  const [{ at: opened }, setQuery] = useQuery();
   const every = Math.ceil(marks.length / MAX_POINTS);
   const rows = useMemo(() => {
     const drawn = marks.filter((_, at) => at % every === 0).map((mark) => ({ ...mark, mark }));
@@ -42,7 +46,7 @@ export function Chart({ title, axes, marks, line = NONE, kind = "points", names 
           x: { time: false, range: range ?? (names ? [-0.5, names.length - 0.5] : padded) },
           y: { range: (u, low, high) => widened(isFromZero ? Math.min(0, low) : low, high, 0) },
         },
-        axes: [axisOf(element, axes.x, names), axisOf(element, axes.y)],
+        axes: [axisOf(element, axes.x, true, names), axisOf(element, axes.y, false)],
         series: [{}, seriesOf(element, kind), { stroke: colour(element, "mean"), width: 2, spanGaps: true }],
         hooks: { setCursor: [(u) => setCurrent(u.cursor.left < 0 ? null : u.cursor.idxs[1])] },
       },
@@ -56,7 +60,10 @@ export function Chart({ title, axes, marks, line = NONE, kind = "points", names 
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     addEventListener("theme", repaint);
     scheme.addEventListener("change", repaint);
+    const before = opened ? rows.findIndex(({ mark }) => mark?.href === opened) : -1;
+    const drawn = setTimeout(() => before >= 0 && point(before)); // after the first drawing
     return () => {
+      clearTimeout(drawn);
       watch.disconnect();
       removeEventListener("theme", repaint);
       scheme.removeEventListener("change", repaint);
@@ -64,38 +71,53 @@ export function Chart({ title, axes, marks, line = NONE, kind = "points", names 
     };
   }, [rows]);
 
-  const key = (event) => {
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by || shown.length === 0) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const at = shown[Math.max(0, Math.min(shown.length - 1, shown.indexOf(current) + by))];
+  const point = (at) => {
     const { valToPos } = plot.current;
     forced.current = at;
     plot.current.setCursor({ left: valToPos(rows[at].x, "x"), top: valToPos(rows[at].y, "y") });
     forced.current = null;
   };
-  const label = current === null ? null : rows[current]?.mark?.label;
+  const open = (event) => {
+    const href = rows[current]?.mark?.href;
+    if (!href) return;
+    event.preventDefault();
+    event.stopPropagation();
+    setQuery({ at: href });
+    location.hash = href;
+  };
+  const key = (event) => {
+    if (event.key === "Enter") return open(event);
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by || shown.length === 0) return;
+    event.preventDefault();
+    event.stopPropagation();
+    point(shown[Math.max(0, Math.min(shown.length - 1, shown.indexOf(current) + by))]);
+  };
+  const mark = current === null ? null : rows[current]?.mark;
+  const isOpening = marks.some(({ href }) => href);
+  const how = `Point at a mark or use the arrow keys${isOpening ? "; a click or Enter opens it" : ""}.`;
   return html`
     <figure class="plot">
       <figcaption>${title}</figcaption>
-      ${shown.length === 0 && html`<p class="empty">No data yet.</p>`}
-      <div class="canvas" hidden=${shown.length === 0} role="img" tabindex="0" onkeydown=${key} ref=${host}
+      ${shown.length === 0 && html`<p class="empty">${empty}</p>`}
+      <div class="canvas" hidden=${shown.length === 0} role="img" tabindex="0" onkeydown=${key} onclick=${open} ref=${host}
         aria-label=${`${title}. Across: ${axes.x}. Up: ${axes.y}. Arrow keys show the values.`} />
       ${shown.length > 0 && html`
-        <output class="value">${label ?? "Point at a mark or use the arrow keys."}</output>
+        <output class="value">${mark ? linked(mark) : how}</output>
         ${every > 1 && html`<p class="dim">${shown.length} of ${marks.length} points are drawn.</p>`}
-        <${Values} labels=${shown.map((at) => rows[at].label)} />`}
+        <${Values} marks=${shown.map((at) => rows[at].mark)} />`}
     </figure>`;
 }
 
+const linked = ({ label, href }) => (href ? html`<a href=${href}>${label}</a>` : label);
+
 /** List the values of a chart once it is opened. */
-function Values({ labels }) {
+function Values({ marks }) {
   const [isOpen, setOpen] = useState(false);
   return html`
     <details class="fold" ontoggle=${(event) => setOpen(event.target.open)}>
       <summary>Values</summary>
-      ${isOpen && html`<ol class="values" tabindex="0">${labels.map((label) => html`<li>${label}</li>`)}</ol>`}
+      ${isOpen && html`<ol class="values" tabindex="0">${marks.map((mark) => html`<li>${linked(mark)}</li>`)}</ol>`}
     </details>`;
 }
 
@@ -107,8 +129,7 @@ function colour(host, name) {
   };
 }
 
-function axisOf(host, label, names = null) {
-  const isAcross = names !== null;
+function axisOf(host, label, isAcross, names = null) {
   return {
     label,
     labelFont: FONT,
@@ -117,7 +138,7 @@ function axisOf(host, label, names = null) {
     grid: { stroke: colour(host, "edge"), width: 1 },
     ticks: { stroke: colour(host, "edge"), width: 1 },
     size: isAcross ? 40 : (u, values) => 26 + 7 * Math.max(3, ...(values ?? []).map((text) => String(text).length)),
-    ...(isAcross && {
+    ...(names && {
       splits: (u) => names.flatMap((_, at) => (at % Math.ceil((names.length * 60) / u.width) === 0 ? [at] : [])),
       values: (u, splits) => splits.map((at) => names[at]),
     }),

@@ -2,7 +2,7 @@
 //
 // Recorded text is untrusted: templates insert values as text or as attributes, never as markup.
 
-import { useEffect, useRef } from "./vendor/hooks.js";
+import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 import { h, render } from "./vendor/preact.js";
 
@@ -27,6 +27,19 @@ export function runShortcut(event) {
   const found = shortcuts.find(({ current }) => current[event.key]);
   found?.current[event.key](event);
   return found !== undefined;
+}
+
+/** Return the query of the hash, and a function that changes some of its values; empty ones are removed. */
+export function useQuery() {
+  const read = () => Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? ""));
+  const [values, setValues] = useState(read);
+  const change = (changed) => {
+    const next = Object.fromEntries(Object.entries({ ...read(), ...changed }).filter(([, value]) => value));
+    const query = new URLSearchParams(next).toString();
+    history.replaceState(null, "", (location.hash.split("?")[0] || "#/rollouts") + (query && `?${query}`));
+    setValues(next);
+  };
+  return [values, change];
 }
 
 /** Show terms and their values. */

@@ -93,8 +93,9 @@ export function gently(work, leastMs = 300) {
 /** Load data at once, and again after each change of a rollout (`follows`: its ID, null for all, undefined for none).
  *
  * Return the newest data, null before. `isRelevant` selects changes; the page's `shell` shows errors and the connection.
+ * If `of`, what is loaded, becomes another value, the data stay until the other ones are there.
  */
-export function useLoaded(shell, load, { follows, isRelevant = () => true, leastMs } = {}) {
+export function useLoaded(shell, load, { follows, isRelevant = () => true, leastMs, of } = {}) {
   const [data, setData] = useState(null);
   const newest = useRef();
   newest.current = { load, isRelevant };
@@ -115,6 +116,6 @@ export function useLoaded(shell, load, { follows, isRelevant = () => true, least
       isOver = true;
       end();
     };
-  }, []);
+  }, [of]);
   return data;
 }

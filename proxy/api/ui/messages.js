@@ -2,12 +2,13 @@
 //
 // Requests and responses are untrusted and may have any shape. All of it is shown as text; long texts are folded.
 
+import { get, path } from "./api.js";
 import { line, visible } from "./format.js";
-import { html, useState } from "./html.js";
-import { Picture } from "./picture.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 
 const MAX_FOLDED = 4000; // characters of a text that are shown before its button is pressed
 const MAX_UNSCROLLED = 1000; // characters that fit on every screen
+const STORED = /^[0-9a-f]{32}$/; // names an image in a request; an image that the engine fetched has its URL as its name
 const MAX_MESSAGES = 40; // messages that are shown before the button for earlier ones is pressed
 
 /** Show the request and the response of a step. */
@@ -135,3 +136,35 @@ function Body({ text }) {
 }
 
 const Fold = ({ title, text }) => html`<details class="fold"><summary>${title}</summary><${Body} text=${text} /></details>`;
+
+/** Show an image of a rollout, which is drawn from the bytes of its route; the page loads images from nowhere else.
+ *
+ * `number` is its place among the images of the call.
+ */
+function Picture({ rollout, name, number }) {
+  const canvas = useRef(null);
+  const [problem, setProblem] = useState(null);
+  const isStored = STORED.test(name);
+  useEffect(() => {
+    if (!isStored) return undefined;
+    const stop = new AbortController();
+    draw(canvas.current, rollout, name, stop.signal).then(
+      () => setProblem(null),
+      (error) => stop.signal.aborted || setProblem(error.message),
+    );
+    return () => stop.abort();
+  }, [rollout, name]);
+  if (!isStored) return html`<div class="text">image ${number}, by URL: ${name}</div>`;
+  return html`
+    <canvas class="picture" role="img" aria-label=${`image ${number}`} hidden=${problem !== null} ref=${canvas}></canvas>
+    ${problem && html`<div class="text">image ${number} is not shown: ${problem}</div>`}`;
+}
+
+async function draw(canvas, rollout, name, signal) {
+  const response = await get(path(["rollouts", rollout, "images", name]), { accept: "image/*", signal });
+  const picture = await createImageBitmap(await response.blob());
+  canvas.width = picture.width;
+  canvas.height = picture.height;
+  canvas.getContext("2d").drawImage(picture, 0, 0);
+  picture.close();
+}

@@ -25,11 +25,14 @@ export function Since({ ms }) {
   return html`<time title=${clock(ms)}>${ago(ms)}</time>`;
 }
 
-/** Show the numbers of exact and flagged steps. */
-export const Fidelity = ({ exact, flagged }) => html`
-  <span class=${flagged ? "flagged" : "exact"} title=${`${exact} exact, ${flagged} flagged`}>
-    ${flagged ? `${count(exact)} / ⚑ ${count(flagged)}` : `${count(exact)} ✓`}
-  </span>`;
+/** Show the numbers of exact and flagged steps; a dash if no step is either. */
+export function Fidelity({ exact, flagged }) {
+  if (!exact && !flagged) return html`<span class="dim" title="no exact and no flagged step">–</span>`;
+  return html`
+    <span class=${flagged ? "flagged" : "exact"} title=${`${exact} exact, ${flagged} flagged`}>
+      ${flagged ? `${count(exact)} / ⚑ ${count(flagged)}` : `${count(exact)} ✓`}
+    </span>`;
+}
 
 /** Return the number of drift boundaries of a rollout; null until it is counted. */
 export const driftOf = ({ drift }) => (drift ? Object.values(drift).reduce((sum, number) => sum + number, 0) : null);

@@ -1,6 +1,7 @@
 // Playbacks: where inherited steps were sampled, what a rollout plays back, and the branches at a step with their rewards.
 
 import { json } from "./api.js";
+import { comparison, MAX_COMPARED } from "./compare.js";
 import { count, decimal, hash, line } from "./format.js";
 import { html } from "./html.js";
 
@@ -17,14 +18,17 @@ export async function readTree(rolloutId) {
 /** Return the playbacks that branch at a step: before it, or after its reply. */
 export const branchesAt = (playbacks, stepId) => playbacks.filter((one) => (one.before ?? one.through) === stepId);
 
-/** Return how many branches there are, and the mean and the standard deviation of their rewards. */
+/** Return a text with the number of branches and the mean and the standard deviation of their rewards, and a short mark. */
 export function sumOf(branches) {
   const rewards = branches.filter((one) => one.branched && one.reward !== null).map((one) => one.reward);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length);
   const earned = `mean reward ${decimal(mean)}, standard deviation ${decimal(spread)} of ${count(rewards.length)}`;
   const name = branches.length > 1 ? "branches" : "branch";
-  return { mean, text: `${count(branches.length)} ${name}: ${rewards.length ? earned : "no rewards"}` };
+  return {
+    text: `${count(branches.length)} ${name}: ${rewards.length ? earned : "no rewards"}`,
+    mark: `⋔ ${count(branches.length)}${rewards.length ? ` · ${decimal(mean)}` : ""}`,
+  };
 }
 
 const stepLink = (rolloutId, stepId) => html`
@@ -49,13 +53,6 @@ export const RepeatedMark = ({ of }) =>
 /** Show that a rollout is a playback, before its name in a list. */
 export const PlayedMark = ({ of }) => html`
   <span class="inherited" title=${`playback of ${line(of.of)}: ${progressOf(of)}`}>▷</span>`;
-
-/** Show the mark of the branches at a step. */
-export function BranchesMark({ branches }) {
-  const { mean, text } = sumOf(branches);
-  const value = Number.isNaN(mean) ? "" : ` ${decimal(mean)}`;
-  return html`<span class="branchmark" title=${text}>⋔ ${count(branches.length)}${value && ` ·${value}`}</span>`;
-}
 
 const progressOf = ({ answered, live }) => `${count(answered)} answered, ${count(live)} live`;
 
@@ -97,6 +94,7 @@ export function FirstMismatch({ of: { of, mismatches, first_mismatch: first } })
 export function Branches({ branches, stepId }) {
   const shown = branches.slice(0, MAX_SHOWN);
   const rest = branches.length - shown.length;
+  const compared = branches.slice(0, MAX_COMPARED).map((one) => [one.rollout_id]);
   return html`
     <section class="branches">
       <h2>Branches</h2>
@@ -110,5 +108,6 @@ export function Branches({ branches, stepId }) {
           </li>`)}
       </ul>
       ${rest > 0 && html`<p class="dim">and ${count(rest)} more</p>`}
+      ${compared.length > 1 && html`<a href=${comparison(compared)}>Compare ${count(compared.length)} of them</a>`}
     </section>`;
 }

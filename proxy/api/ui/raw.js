@@ -20,22 +20,24 @@ export function Raw({ text, name }) {
       setStatus("the browser does not allow copying; use Download");
     }
   };
-  const save = () => {
-    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-    const link = document.createElement("a");
-    Object.assign(link, { href: url, download: `${name.replace(/[^\w.-]/g, "_").slice(0, 100)}.json` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000);
-  };
   return html`
     <section class="rawbox">
       <div class="bar small">
         <button type="button" aria-expanded=${String(isOpen)} onclick=${() => setOpen(!isOpen)}>Raw JSON</button>
         <button type="button" onclick=${copy}>Copy</button>
-        <button type="button" onclick=${save}>Download</button>
+        <button type="button" onclick=${() => save(text, `${name}.json`, "application/json")}>Download</button>
         <span role="status">${status}</span>
       </div>
       ${isOpen && html`<${Lines} text=${text} />`}
     </section>`;
+}
+
+/** Save a text as a file of the browser's downloads. */
+export function save(text, name, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement("a");
+  Object.assign(link, { href: url, download: name.replace(/[^\w.-]/g, "_").slice(-100) }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
 function Lines({ text }) {

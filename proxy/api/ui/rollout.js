@@ -1,6 +1,7 @@
 // A rollout: its facts and its tabs (steps on a timeline, sequences, plots), with live updates.
 
 import { json } from "./api.js";
+import { comparison } from "./compare.js";
 import { clock, count, decimal, duration, hash, line } from "./format.js";
 import { Facts, html, Path, useKeys, useMemo } from "./html.js";
 import { useLoaded } from "./live.js";
@@ -35,6 +36,7 @@ export function Rollout({ rolloutId, tab, shell }) {
         ${Object.entries(TABS).map(([name, title]) => html`
           <a href=${where(name)} aria-current=${name === shown ? "page" : null}>${title}</a>`)}
       </nav>
+      ${rollout?.playback && html`<a href=${comparison([[rollout.playback.of], [rolloutId]])}>Compare with its source</a>`}
     </div>
     ${rollout && html`
       <${Facts} of=${[...factsOf(rollout), ...threadsOf(tree), ...playbacksOf(tree)]} />
@@ -60,6 +62,8 @@ const also = (number, what) => (number ? `, ${count(number)} ${what}` : "");
 function factsOf(rollout) {
   const { counts, drift } = rollout;
   const failed = also(counts.error, "failed") + also(counts.undelivered, "undelivered") + also(counts.late, "late");
+  const cached = counts.cached_tokens === undefined ? "" : ` (${count(counts.cached_tokens)} cached)`;
+  const prompted = count(counts.prompt_tokens);
   const inherited = also(counts.inherited_tokens, "inherited");
   const kinds = Object.entries(drift ?? {}).map(([kind, n]) => ` · ${kind} ${n}`);
   const reason = rollout.reason ? ` (${rollout.reason})` : "";
@@ -69,7 +73,7 @@ function factsOf(rollout) {
     ["Reward", decimal(rollout.reward)],
     ["Steps", count(counts.steps) + also(counts.inherited, "inherited") + failed],
     ["Exact / flagged", html`<${Fidelity} exact=${counts.exact} flagged=${counts.flagged} />`],
-    ["Tokens", `${count(counts.prompt_tokens)} prompt tokens, ${count(counts.sampled_tokens)} completion tokens${inherited}`],
+    ["Tokens", `${prompted} prompt tokens${cached}, ${count(counts.sampled_tokens)} completion tokens${inherited}`],
     ["Drift", drift ? `${count(driftOf(rollout))}${kinds.join("")}` : "counted when the rollout finishes"],
     ["Group", rollout.group_id && html`<a href=${hash("group", rollout.group_id)}>${line(rollout.group_id, 80)}</a>`],
     ...(rollout.playback ? [["Playback", html`<${Played} of=${rollout.playback} />`]] : []),

@@ -17,8 +17,14 @@ const COLUMNS = [
   { key: "length", title: "Tokens", cell: (r) => count(length(r)), sort: length, first: "down" },
   { key: "trained", title: "Trained", cell: (r) => count(r.trained), sort: (r) => r.trained, first: "down" },
   { key: "mask", title: "Mask", cell: (r) => html`<${Strip} row=${r} />` },
-  { key: "reward", title: "Reward", cell: (r) => decimal(r.reward), sort: (r) => r.reward, first: "down" },
-  { key: "finish", title: "Finished", cell: (r) => line(r.finish_reason ?? "–", 20), sort: (r) => r.finish_reason },
+  { key: "reward", title: "Reward", from: "tablet", cell: (r) => decimal(r.reward), sort: (r) => r.reward, first: "down" },
+  {
+    key: "finish",
+    title: "Finished",
+    from: "tablet",
+    cell: (r) => line(r.finish_reason ?? "–", 20),
+    sort: (r) => r.finish_reason,
+  },
 ];
 
 export function Sequences({ rolloutId, shell }) {

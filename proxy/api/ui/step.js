@@ -95,6 +95,7 @@ function rowOf(step, choice, drift) {
     ? choice.spans
     : [{ start: 0, end: choice.ids.length, policy_version: step.policy_version }];
   const starts = new Set(spans.filter((span) => span.end > span.start).map((span) => from + span.start));
+  const likely = likelyOf(step, choice);
   const spanAt = (at) => spans.find((span) => at - from >= span.start && at - from < span.end);
   return {
     ids,
@@ -107,7 +108,22 @@ function rowOf(step, choice, drift) {
       return span ? `${from + span.start}–${from + span.end} (completion)` : `0–${from} (prompt)`;
     },
     spanStarts: (at) => starts.has(at),
+    likely: (at) => (at < from ? null : likely(at - from)),
     drift: (at) => (places.has(at) ? `${places.get(at)}: token ids differ from here` : null),
+  };
+}
+
+/** Return a function of an index: the most likely tokens that the client requested, `[[text, logprob], …]`, or null. */
+function likelyOf({ response }, { index, ids }) {
+  const answers = Array.isArray(response?.choices) ? response.choices : [];
+  const recorded = answers.find((answer) => (answer?.index ?? 0) === index)?.logprobs;
+  const lists = recorded?.content?.map?.((entry) => entry?.top_logprobs) ?? recorded?.top_logprobs;
+  if (!Array.isArray(lists) || lists.length !== ids.length) return () => null; // they cannot be assigned to ids
+  return (at) => {
+    const of = lists[at] ?? [];
+    const pairs = Array.isArray(of) ? of.map((one) => [one?.token, one?.logprob]) : Object.entries(of);
+    const known = pairs.filter(([text, logprob]) => typeof text === "string" && typeof logprob === "number");
+    return known.length ? known.sort(([, a], [, b]) => b - a) : null;
   };
 }
 
@@ -129,7 +145,8 @@ function factsOf(step) {
     ...(repeated ? [["Branches from", stepOf(repeated)]] : []),
     ["Delivered", step.delivered ? "yes" : flagged("no")],
     ...(step.late ? [["Late", flagged("the call ended after the rollout finished")]] : []),
-    ["Tokens", `${count(prompted)} prompt tokens, ${count(sampled)} completion tokens`],
+    ["Tokens", `${count(prompted)} prompt tokens${cachedOf(step)}, ${count(sampled)} completion tokens`],
+    ...(typeof step.usage?.cost === "number" ? [["Cost, as the engine reports it", decimal(step.usage.cost, 6)]] : []),
     ["Took", `${duration(took("last_byte"))}, first byte after ${duration(took("first_byte"))}`],
     ["Speed", took("last_byte") && !step.inherited ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
     ...(step.policy === undefined ? [] : [["Policy", line(step.policy)]]),
@@ -141,6 +158,12 @@ function factsOf(step) {
     ["Dialect", `${line(step.dialect, 40)}, index ${count(step.index)}`],
     ["Received", `${clock(ms("received"))} UTC`],
   ];
+}
+
+/** Return how many tokens of the prompt the engine had cached, if it reports it. */
+function cachedOf({ usage, extra }) {
+  const cached = usage?.prompt_tokens_details?.cached_tokens ?? extra.cached_tokens;
+  return typeof cached === "number" ? ` (${count(cached)} cached)` : "";
 }
 
 function Continued({ continuation, rolloutId }) {

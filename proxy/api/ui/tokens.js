@@ -3,14 +3,15 @@
 // `row` describes the tokens: `ids`, and functions of an index: `kind`, `logprob`, `version`, `span` (null or a text),
 // `spanStarts`, `drift` (null or a text). `opening` is the index of the token at which the view opens.
 
+import { json } from "./api.js";
 import { bin, Colours, percent, useColours } from "./colours.js";
 import { count, decimal, visible } from "./format.js";
 import { html, useEffect, useKeys, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
-import { sourceOf, Texts } from "./texts.js";
 import { useBlocks } from "./virtual.js";
 
 const BLOCK = 100; // tokens per block, so that the numbers in the margin are round
 const ABOVE_PX = 70; // shown above the token at which a view opens
+const WINDOW = 500; // texts that are requested at a time
 const MAX_SHOWN = 200; // characters of a token; a hostile one may have a million
 
 /** Show a row of tokens. `of` names the choice that provides the texts; `hasKeys`: shortcuts act on this view. */
@@ -155,11 +156,74 @@ function factsOf(row, text, at) {
     ["mask", row.kind(at)],
     ["span", row.span(at) ?? "–"],
     ...(drift ? [["drift", drift]] : []),
+    ...likelyFacts(row.likely?.(at) ?? null),
+  ];
+}
+
+const MAX_LIKELY = 20; // tokens that are listed
+
+/** Return the most likely tokens at a place and the entropy; if they are not all there are, its least value. */
+function likelyFacts(likely) {
+  if (likely === null) return [];
+  const named = ([text, logprob]) => `${JSON.stringify(visible(text.slice(0, 40)))} ${percent(Math.exp(logprob))}`;
+  const mass = likely.reduce((sum, [, logprob]) => sum + Math.exp(logprob), 0);
+  const entropy = likely.reduce((sum, [, logprob]) => sum - Math.exp(logprob) * Math.max(logprob, -1e9), 0);
+  return [
+    ["entropy", `${mass < 0.999 ? "at least " : ""}${decimal(entropy, 3)} nats`],
+    [`top ${likely.length}`, likely.slice(0, MAX_LIKELY).map(named).join(", ")],
   ];
 }
 
 /** Return the text of a token; a line break is shown as a sign, and breaks the line. */
-function shown(text) {
+export function shown(text) {
   const head = text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text;
   return visible(head).replace(/\n/g, "↵\n").replace(/\t/g, "⇥\t");
+}
+
+/** The texts of the whole row of a choice: `of` is `{rolloutId, stepId, choice}`, or null for a row without a choice. */
+class Texts {
+  constructor(of, changed) {
+    this.of = of;
+    this.changed = changed;
+    this.known = new Map();
+    this.requested = new Set();
+    this.sources = new Set();
+  }
+
+  /** Return the text at an index: null if there is none, undefined if it is not loaded. */
+  at(index) {
+    return this.known.get(index);
+  }
+
+  /** Request the texts of the tokens from `from` to `to`. */
+  need(from, to) {
+    if (this.of === null) return;
+    for (let start = from - (from % WINDOW); start < to; start += WINDOW) void this.load(start);
+  }
+
+  async load(start) {
+    if (this.requested.has(start)) return;
+    this.requested.add(start);
+    const { rolloutId, stepId, choice } = this.of;
+    try {
+      const found = await json(["rollouts", rolloutId, "steps", stepId, "texts"], { choice, start, limit: WINDOW });
+      found.texts.forEach((text, offset) => this.known.set(start + offset, text));
+      for (const source of found.sources) this.sources.add(source);
+    } catch {
+      this.sources.add("none"); // the ids are shown instead
+    }
+    this.changed();
+  }
+}
+
+const MEANINGS = {
+  recorded: "recorded by the engine with the logprobs",
+  tokenizer: "from the configured tokenizer",
+  engine: "from the engine's detokenizer",
+  none: "not available; token ids are shown",
+};
+
+/** Return a sentence that names the sources of the texts. */
+function sourceOf(sources) {
+  return sources.size ? `Texts: ${[...sources].map((source) => MEANINGS[source] ?? source).join("; ")}.` : "";
 }

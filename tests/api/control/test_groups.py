@@ -7,6 +7,7 @@ from openai import AsyncOpenAI
 from tests.support.fakes import settings_for
 from tests.support.session import names_in
 
+from proxy.api.control import groups
 from proxy.server.listener import running
 
 OPENING = {"group_id": "a/b {c}", "size": 3, "rollout": {"metadata": {"task": 7}, "limits": {"max_steps": 3}}}
@@ -276,3 +277,26 @@ async def test_a_group_is_the_same_at_every_process(proxy, store):
 
     assert (await proxy.get("/groups/g")).json == elsewhere
     assert "complete" == elsewhere["status"]
+
+
+async def test_a_list_has_totals_on_request(proxy, monkeypatch):
+    """Of the rollouts of each group, which are read up to a bound; null for the other groups."""
+    for name, rewards in (("first", (0.0, 1.0)), ("second", (None, None))):
+        opened = (await proxy.post("/groups", {"group_id": name, "size": 2})).json
+        for rollout, reward in zip(opened["rollouts"], rewards, strict=True):
+            body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+            await proxy.post(f"/rollouts/{rollout['rollout_id']}/v1/chat/completions", body)
+            await proxy.post(f"/rollouts/{rollout['rollout_id']}/finish", {"status": "completed", "reward": reward})
+    second, first = (await proxy.get("/groups?totals=true")).json["groups"]
+    shown = (await proxy.get("/groups/first")).json["rollouts"]
+
+    assert (0.5, None) == (first["totals"]["reward"], second["totals"]["reward"])
+    for name in ("steps", "exact", "flagged", "error", "sampled_tokens"):
+        assert sum(rollout[name] for rollout in shown) == first["totals"][name]
+    assert 2 == first["totals"]["steps"]
+    assert "totals" not in (await proxy.get("/groups")).json["groups"][0]
+    monkeypatch.setattr(groups, "_MAX_ROLLOUTS", 3)
+    assert [2, None] == [
+        None if group["totals"] is None else group["totals"]["steps"]
+        for group in (await proxy.get("/groups?totals=true")).json["groups"]
+    ]

@@ -56,3 +56,19 @@ async def test_the_key_form_and_the_help_are_accessible(guarded, contents, open_
     await page.keyboard.press("?")
     await expect(page.get_by_role("dialog")).to_be_visible()
     assert [] == await violations(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_a_selection_a_filter_and_a_comparison_are_accessible(contents, open_page, scheme):
+    """With the explanation of the filter, and the tokens that differ."""
+    page = await open_page(f"{contents.url}/ui#/rollouts?q=group%3Amath-2", scheme=scheme)
+    await page.locator("#rollouts-3").wait_for()
+    for row in (0, 1):
+        await page.locator(f"#rollouts-{row}").get_by_role("checkbox").check()
+    await page.locator("#filter").focus()
+    await expect(page.locator("#hint")).to_be_visible()
+    assert [] == await violations(page)
+    await page.goto(f"{contents.url}/ui#/compare/conversation/all/drifting/all")
+    await expect(page.locator(".compared .t:not(.noid)").first).to_be_visible()
+
+    assert [] == await violations(page)

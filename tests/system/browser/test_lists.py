@@ -1,5 +1,6 @@
 """The lists of rollouts, groups and steps: contents, filters, order, keyboard navigation."""
 
+import asyncio
 import re
 
 import pytest
@@ -44,11 +45,12 @@ async def test_a_list_is_filtered_by_text_and_by_status(contents, open_page):
     await expect(rows).to_have_count(1)
     await page.locator("#filter").fill("")
     async with page.expect_response(lambda response: "status=open" in response.url) as filtered:
-        await page.locator("select").select_option("open")
+        await page.get_by_label("Status", exact=True).select_option("open")
     assert 2 == len(
         (await (await filtered.value).json())["rollouts"]
     )  # by the proxy, also of rollouts that are not loaded
     await expect(rows).to_have_count(2)
+    await expect(page.locator("#filter")).to_have_value("status:open")
     await page.locator("#filter").fill("no such thing")
     await expect(page.locator(".empty")).to_have_text("No rollout matches the filter.")
 
@@ -238,15 +240,6 @@ async def test_a_fork_shows_its_kind_and_both_texts(contents, open_page):
     await expect(page.locator(".fork")).to_contain_text("compared with")
 
 
-async def test_members_of_a_group_are_compared(contents, open_page):
-    """One column for each member with its reward; the first reply that differs is marked."""
-    page = await open_page(f"{contents.url}/ui#/group/math-1")
-    await page.get_by_role("button", name="Compare replies").click()
-    await expect(page.locator(".compared thead th")).to_have_count(5)
-    await expect(page.locator(".compared .parting")).to_have_count(1)
-    await expect(page.locator(".compared thead")).to_contain_text("reward")
-
-
 @pytest.mark.parametrize("width", [1400, 390])
 @pytest.mark.parametrize("where", ["#/rollouts", "#/groups", "#/group/math-1", "#/rollout/branching"])
 async def test_no_value_is_cut_off(contents, open_page, where, width):
@@ -269,3 +262,74 @@ async def test_no_focus_ring_is_shown_before_a_key_is_pressed(contents, open_pag
     await page.locator("#rollouts-0").click()
     await page.locator("#steps-0").wait_for()
     assert 0 == await page.evaluate(rings)
+
+
+async def test_groups_have_their_totals_at_once(contents, open_page):
+    """They come with the list, in one request."""
+    page = await open_page("about:blank")
+    urls = []
+    page.on(
+        "request", lambda request: "/ui" not in request.url and "/groups" in request.url and urls.append(request.url)
+    )
+    await page.goto(f"{contents.url}/ui#/groups")
+    await expect(page.locator(".row.g-groups:not(.head)")).to_have_count(5)
+    rewards = await column(page, "groups", "reward")
+
+    assert 4 == len([reward for reward in rewards if reward != NONE])  # one group is open
+    assert {f"{contents.url}/groups?limit=200&totals=true"} == set(urls)
+
+
+async def test_a_dropped_group_shows_why(empty, open_page):
+    """In a column of its own, and on the page of the group; the column of consumers has none."""
+    opened = await empty.control("POST", "/groups", {"group_id": "equal", "size": 2})
+    for rollout in opened["rollouts"]:
+        await empty.turns(rollout["base_url"], 1)
+        await empty.finish(rollout["rollout_id"], 1.0)
+    await empty.control("POST", "/batches/claim", {"consumer": "trainer", "format": "sequences", "only_mixed": True})
+    why = "all its 2 rollouts have the same reward"
+    page = await open_page(f"{empty.url}/ui#/groups", viewport={"width": 1440, "height": 900})
+    await expect(page.locator("#groups-0 .c-why")).to_have_text(why)
+    await expect(page.locator("#groups-0 .c-held")).to_have_text(NONE)
+    await page.locator("#groups-0").click()
+    await expect(page.locator(".facts")).to_contain_text(why)
+
+
+async def test_a_rollout_without_exact_steps_has_no_check_mark(empty, open_page):
+    """Such as one whose only call failed."""
+    opened = await empty.control("POST", "/rollouts", {"rollout_id": "refused"})
+    async with empty.http.post(f"{opened['base_url']}/chat/completions", json={"model": "policy"}) as response:
+        assert 400 <= response.status < 500
+    page = await open_page(f"{empty.url}/ui", expected=("Failed to load",))
+    await expect(page.locator("#rollouts-0 .c-fidelity")).to_have_text(NONE)
+    await expect(page.locator("#rollouts-0 .c-fidelity .exact")).to_have_count(0)
+
+
+async def test_marks_of_steps_are_whole(empty, open_page):
+    """On a screen of usual width, if a step has several."""
+    start = empty.ids(9)
+    steps = [empty.step("marked", 0, start, empty.ids(5))]
+    problems = {"problems": ("no_prompt_ids",), "delivered": False, "status": "partial", "late": True}
+    steps.append(empty.step("marked", 1, start, empty.ids(5), **problems))
+    await empty.made("marked", steps)
+    page = await open_page(f"{empty.url}/ui#/rollout/marked", viewport={"width": 1440, "height": 900})
+    kind = page.locator("#steps-1 .c-kind")
+    await expect(kind).to_contain_text("undelivered")
+
+    assert await kind.evaluate("(cell) => cell.scrollWidth <= cell.clientWidth")
+
+
+async def test_training_shows_that_it_loads(contents, open_page):
+    """Its charts are there with a note until the response arrives."""
+    page = await open_page("about:blank")
+    released = asyncio.Event()
+
+    async def hold(route) -> None:
+        await released.wait()
+        await route.continue_()
+
+    await page.route(re.compile("/training[?]"), hold)
+    await page.goto(f"{contents.url}/ui#/training")
+    await expect(page.locator(".plot")).to_have_count(6)
+    await expect(page.locator(".bar .sum")).to_have_text("Loading…")
+    released.set()
+    await expect(page.locator(".bar .sum")).to_contain_text("rollouts")

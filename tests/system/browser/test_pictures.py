@@ -118,12 +118,16 @@ async def test_pictures_of_search(contents, open_page, take):
     await take(page, "search")
 
 
-async def test_pictures_of_members(contents, open_page, take):
-    """A group's members side by side."""
-    page = await open_page(f"{contents.url}/ui#/group/math-2", viewport=DESK)
-    await page.get_by_role("button", name="Compare replies").click()
-    await expect(page.locator(".compared .parting")).to_be_visible()
-    await take(page, "members")
+async def test_pictures_of_comparisons(contents, open_page, take):
+    """Two rollouts side by side, with their tokens; and a filter with a selection."""
+    page = await open_page(f"{contents.url}/ui#/compare/conversation/all/drifting/all", viewport=DESK)
+    await expect(page.locator(".compared .t:not(.noid)").first).to_be_visible()
+    await take(page, "compared")
+    page = await open_page(f"{contents.url}/ui#/rollouts?q=math-+reward%3A%3E0.2&sort=-reward", viewport=SMALL)
+    for row in (0, 2):
+        await page.locator(f"#rollouts-{row}").get_by_role("checkbox").check()
+    await page.locator("#filter").focus()
+    await take(page, "filter")
 
 
 async def test_pictures_of_branches(empty, open_page, take):

@@ -64,6 +64,17 @@ async def test_inherited_steps_are_marked_on_the_time_line_and_link_to_their_sou
     await expect(page.locator(".path")).to_contain_text("a/b")
 
 
+async def test_a_playback_is_compared_with_its_source_and_branches_with_each_other(played, open_page):
+    """Their inherited turns are the same; the branches of a step are columns."""
+    page = await open_page(f"{played.url}/ui#/rollout/b1")
+    await page.get_by_role("link", name="Compare with its source").click()
+    await expect(page.locator(".compared thead a")).to_have_text(["a/b", "b1"])
+    await expect(page.locator(".compared tbody tr.same").first).to_be_visible()
+    page = await open_page(f"{played.url}/ui#/rollout/a%2Fb/step/{played.steps[2]}")
+    await page.get_by_role("link", name="Compare 3 of them").click()
+    await expect(page.locator(".compared thead th")).to_have_count(4)
+
+
 def fact(page, name: str):
     """Return the value of a fact at the top of a view."""
     return page.locator(".facts div", has=page.get_by_text(name, exact=True)).locator("dd")

@@ -90,14 +90,14 @@ async def test_plots_of_many_calls_draw_a_sample(many, open_page):
     [
         "#/rollouts", "#/groups", "#/group/math-1", "#/plots", "#/training", "#/rollout/branching",
         "#/rollout/branching/sequences", "#/rollout/branching/plots", "#/rollout/branching/step/branchin-2",
-        "#/rollout/branching/step/branching-4",
+        "#/rollout/branching/step/branching-4", "#/compare/branching/branchin-1/branching/branchin-2",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_view_fits_a_phone(contents, open_page, where, scheme):
     """Nothing is wider than 360 pixels, light or dark."""
     page = await open_page(f"{contents.url}/ui{where}", viewport=PHONE, scheme=scheme)
-    await page.locator(".row:not(.head), .plot, .facts div").first.wait_for()
+    await page.locator(".row:not(.head), .plot, .facts div, .compared").first.wait_for()
     if "step/branchin-2" in where:
         await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
 

@@ -306,3 +306,50 @@ async def test_a_rollout_has_its_own_plots(contents, open_page):
 
     assert counts == shown_counts[::-1]
     assert 4 == len(await values_of(plots.nth(0)))
+
+
+async def test_a_point_of_a_chart_opens_what_it_is_of(contents, open_page):
+    """The group, by a click, by Enter or in the list of values; the way back leads to the point."""
+    page = await open_page(f"{contents.url}/ui#/training")
+    plot = page.locator(".plot").first
+    await plot.locator("canvas").wait_for()
+    await plot.get_by_role("img").focus()
+    await page.keyboard.press("ArrowRight")
+    shown_value = await plot.locator(".value").inner_text()
+    await page.keyboard.press("Enter")
+    group = shown_value.partition(":")[0]
+    await expect(page.locator("h1")).to_have_text(group)
+    await page.go_back()
+    await expect(page.locator(".plot").first.locator(".value")).to_have_text(shown_value)
+    await page.goto(f"{contents.url}/ui#/group/math-3")
+    await page.get_by_role("link", name="In the charts of Training").click()
+    await expect(page.locator(".plot").nth(1).locator(".value")).to_contain_text("math-3 at ")
+    await page.locator(".plot").nth(1).get_by_role("img").click()
+    await expect(page.locator("h1")).to_contain_text("math-")
+    page = await open_page(f"{contents.url}/ui#/plots")
+    await expect(page.locator(".sum")).to_have_text("20 of 20 rollouts with steps")
+    await page.locator(".plot summary").first.click()
+    await page.locator(".plot").first.locator(".values a").first.click()
+    await expect(page.locator("#steps-0")).to_be_visible()
+
+
+async def test_a_token_has_its_most_likely_alternatives_and_the_entropy(empty, open_page):
+    """If the client requested them; the entropy of a part of the distribution is the least one."""
+    likely = [{"token": " a", "logprob": math.log(0.5)}, {"token": "b", "logprob": math.log(0.25)}]
+    entries = [
+        {"token": "x", "logprob": -1.0, "top_logprobs": likely},
+        {"token": "y", "top_logprobs": [7, {"token": 1}]},
+    ]
+    message = {"role": "assistant", "content": "xy"}
+    response = {"choices": [{"index": 0, "message": message, "logprobs": {"content": entries}}]}
+    usage = {"prompt_tokens_details": {"cached_tokens": 3}, "cost": 0.00125}
+    await empty.made("likely", [empty.step("likely", 0, empty.ids(4), empty.ids(2), response=response, usage=usage)])
+    page, _ = await opened(empty, open_page, "likely", 0)
+    await page.locator("#t-4").hover()
+    values = await facts(page)
+    assert '" a" 50 %, "b" 25 %' == values["top 2"]
+    assert f"at least {round(0.5 * math.log(2) + 0.25 * math.log(4), 3)} nats" == values["entropy"]
+    await page.locator("#t-5").hover()
+    assert "entropy" not in await facts(page)
+    await expect(page.locator(".facts").first).to_contain_text("4 prompt tokens (3 cached), 2 completion tokens")
+    await expect(page.locator(".facts").first).to_contain_text("0.00125")
