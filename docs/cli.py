@@ -20,7 +20,7 @@ $ tokentape serve --engine http://127.0.0.1:8000
 $ tokentape tail                                      # in another terminal: follow new steps
 $ tokentape list --status completed --since 2h
 $ tokentape show ROLLOUT --logprobs
-$ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
+$ tokentape export --out rows.ndjson
 ```
 
 - **Output.** Results go to standard output, everything else to standard error. With `--json`, standard output is one JSON
@@ -29,9 +29,10 @@ $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
   (`tokentape show R | less -R`). Control and invisible characters are printed escaped.
 - **Completion.** `tokentape --install-completion` adds completion of commands, options and rollout IDs to bash, zsh or fish
   (tested: bash).
-- **Common options.** `--url` is the control API of a running proxy (default `http://127.0.0.1:8400`, or `TOKENTAPE_URL`),
-  `--api-key` a control key (or `TOKENTAPE_API_KEY`). `--store` reads a store directly, while no other process has it open.
-  `--config` is a file with [settings](settings.md).
+- **Common options.** `--url` is the control API of a running proxy (or `TOKENTAPE_URL`; default: the only one that this user
+  runs on this machine, else `http://127.0.0.1:8400`), `--api-key` a control key (or `TOKENTAPE_API_KEY`). `--store` reads a
+  store directly, while no other process has it open. `--config` is a file with [settings](settings.md). `--set NAME=VALUE` adds
+  a field of the request in the [control API](http-api.md): a value that is JSON as JSON, else as text.
 """
 
 _SCRIPT: Final = """## A script for the simulator

@@ -8,6 +8,7 @@ import io
 import sys
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, chdir
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from proxy.cli import audit as command
 from proxy.cli.check import findings, print_findings
-from proxy.cli.commands import print_list, print_rollout, print_step
+from proxy.cli.commands import listed, print_answer, print_rollout, print_step
 from proxy.cli.console import print_lines
 from proxy.cli.control import Control, ControlAddress
 from proxy.cli.diff import diff
@@ -91,7 +92,7 @@ async def show(url: str) -> None:
     """Make the pictures of list, show and tail."""
     address = ControlAddress(url, None, None)
     out = terminal()
-    await print_list(address, out, "rollouts", 50, as_json=False)
+    await print_answer(address, partial(listed, noun="rollouts", limit=50), as_json=False, out=out)
     keep("list", "tokentape list", out)
     out = terminal()
     await print_rollout(address, out, "sums/edited", StepView(), as_json=False)
@@ -100,10 +101,9 @@ async def show(url: str) -> None:
     await print_step(address, out, "sums/edited", "0", StepView(logprobs=True, ids=True), as_json=False)
     keep("logprobs", "tokentape show sums/edited --step 0 --ids --logprobs", out)
     out = terminal(132)
-    async with aiohttp.ClientSession() as http:
-        for name in ("sums/edited", "base"):
-            async for step in Control(http, url).steps(name):
-                print_lines(out, [line(summary(step), with_rollout=True)], indent=14)
+    for name in ("sums/edited", "base"):
+        async for step in Control(url).steps(name):
+            print_lines(out, [line(summary(step), with_rollout=True)], indent=14)
     keep("tail", "tokentape tail", out)
 
 
@@ -145,7 +145,7 @@ async def compare(url: str) -> None:
             async with http.post(f"{url}{path}", json=body) as answer:
                 return await answer.json()
 
-        first = await anext(Control(http, url).steps("sums/edited"))
+        first = await anext(Control(url).steps("sums/edited"))
         playback = {"of": "sums/edited", "through": first["step_id"]}
         await post("/rollouts", {"rollout_id": "sums/branch", "playback": playback})
         await converse(post, "sums/branch", 3)

@@ -40,7 +40,14 @@ A condition has the same status in all dialects, which determine the format of t
 Agents must not receive addresses and paths: `for_agents` replaces the messages of errors that may contain them.
 """
 
-from typing import Self
+import os
+import re
+import ssl
+from socket import gaierror
+from typing import Final, Self
+
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+_OF_OPENSSL: Final = re.compile(r"^\[.*?\] | \(_ssl\.c:\d+\)$")  # `[SSL: WRONG_VERSION_NUMBER] … (_ssl.c:1006)`
 
 
 class ProxyError(Exception):
@@ -337,3 +344,20 @@ class InternalError(ProxyError):
     """A defect of the proxy. The message has an error id, under which the log has the traceback."""
 
     error_id = ""
+
+
+def failure_text(error: BaseException) -> str:
+    """Return the message of any error, or its type if the message is empty; for a failed connection, a sentence."""
+    cause = getattr(error, "os_error", None)  # of aiohttp's ClientConnectorError, which also has the address
+    if isinstance(cause, OSError):
+        return f"cannot connect to {getattr(error, 'host', '?')}:{getattr(error, 'port', '?')}: {_reason(cause)}"
+    return _reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+
+
+def _reason(error: OSError) -> str:
+    """Return the reason of an operating system error, such as `Connection refused`, with the file that it is about."""
+    if isinstance(error, ssl.SSLError | gaierror) or not error.errno:
+        if codes := dict.fromkeys(map(int, _ERRNO.findall(str(error)))):  # several addresses of a host failed
+            return ", ".join(map(os.strerror, codes))
+        return _OF_OPENSSL.sub("", error.strerror or str(error)) or type(error).__name__
+    return os.strerror(error.errno) + ("" if error.filename is None else f": {error.filename}")

@@ -77,7 +77,6 @@ CLIENTS = ("proxy/upstream/client.py", "proxy/api/compat/osmosis.py", "proxy/tel
 # Source files without a test file, each with its reason.
 UNTESTED = {
     "proxy/api/context.py": "a record of what app makes, and no code",
-    "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
     "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_codec.py draws them all",

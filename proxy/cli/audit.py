@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.console import audit_bar, new_table, print_json, print_table, visible
-from proxy.cli.control import Control, new_session
+from proxy.cli.control import CONNECT_TIMEOUT_S, Control
 from proxy.cli.export import ExportRequest
+from proxy.errors import failure_text
 from proxy.protocols.engines import ENGINES
 from proxy.rollouts.scoring.audit import (
     NOT_SCORED,
@@ -30,7 +31,6 @@ from proxy.rollouts.scoring.audit import (
 )
 from proxy.rollouts.scoring.requests import NotScored, Send, find_scorer
 from proxy.rollouts.scoring.verdict import LogprobsMode
-from proxy.upstream.http_client import failure_text
 
 _COLUMNS = {  # whether they are numbers
     "rollout": False, "branch": True, "verdict": False, "tokens": True, "skipped": True, "informative": True, "mean": True,
@@ -85,10 +85,10 @@ async def rows_of_file(path: Path, export: ExportRequest) -> AsyncGenerator[Any,
                 yield row
 
 
-async def rows_of_proxy(session: aiohttp.ClientSession, url: str, export: ExportRequest) -> AsyncGenerator[Any, None]:
+async def rows_of_proxy(source: "ServerAddress", export: ExportRequest) -> AsyncGenerator[Any, None]:
     """Yield the selected rows of a running proxy. Raises OSError or ClientError."""
     for path in export.paths():
-        async with aclosing(Control(session, url).rows(path)) as rows:
+        async with aclosing(Control(source.url, source.api_key).rows(path)) as rows:
             async for row in rows:
                 yield row
 
@@ -138,8 +138,7 @@ async def audit(request: Request, out: Console, notes: Console) -> bool:
         if isinstance(request.source, Path):
             source = rows_of_file(request.source, request.export)
         else:
-            theirs = await stack.enter_async_context(new_session(request.source.api_key))
-            source = rows_of_proxy(theirs, request.source.url, request.export)
+            source = rows_of_proxy(request.source, request.export)
         rows = await stack.enter_async_context(aclosing(source))
         advance = stack.enter_context(audit_bar(notes, await asyncio.to_thread(_count, request)))
         mode = request.logprobs_mode or cast("LogprobsMode", ENGINES[scorer.kind].logprobs_mode)
@@ -148,6 +147,13 @@ async def audit(request: Request, out: Console, notes: Console) -> bool:
         results = await audit_rows(rows, scorer, options, journal, lambda result: advance(result.is_aligned))
     _print(results, out, notes, as_json=request.as_json)
     return is_well(results)
+
+
+def new_session(api_key: str | None) -> aiohttp.ClientSession:
+    """Return an HTTP session that sends the key. Scoring may take minutes: only connecting has a timeout."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
 
 def sender(session: aiohttp.ClientSession, url: str) -> Send:

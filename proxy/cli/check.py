@@ -32,7 +32,7 @@ from proxy.config.addresses import is_loopback, split_listen, without_secrets
 from proxy.config.engines import EndpointSettings
 from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings
-from proxy.errors import EngineError, ProxyError, UnprocessableRequest
+from proxy.errors import EngineError, ProxyError, UnprocessableRequest, failure_text
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, Tokens
 from proxy.rollouts.scoring.rescoring import POLICY
@@ -43,7 +43,6 @@ from proxy.trajectory.ratios import ratio_warnings, recorded_as
 from proxy.trajectory.step import truncation_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.client import body_of
-from proxy.upstream.http_client import failure_text
 from proxy.upstream.tokenizers import load
 from storage import open_store
 from storage.errors import StorageError

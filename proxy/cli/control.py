@@ -1,23 +1,32 @@
-"""The control API for commands: of a running proxy, or of one that runs on a store meanwhile. Requests are `tokentape`'s."""
+"""The control API for commands: of a running proxy, or of one that runs on a store meanwhile. Requests are `tokentape`'s.
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+They are sent by http.client in threads: the import of aiohttp's client takes longer than all the rest of a command.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import urlencode
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from socket import SHUT_RDWR
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode, urlsplit
 
-import aiohttp
 import orjson
 
 from proxy.cli.render import prompts_of, recorded_texts
-from proxy.config.sections import ListenTlsSettings
-from proxy.config.settings import Settings
-from proxy.upstream.http_client import failure_text
+from proxy.cli.running import unreachable_hint
+from proxy.errors import failure_text
 from tokentape.control_api import ControlApi, path_of
 from tokentape.transport import Request, Transport, error_from_response
 
+if TYPE_CHECKING:
+    from proxy.config.settings import Settings
+
 CONNECT_TIMEOUT_S: Final = 10
 MAX_TEXTS: Final = 2000  # token texts per request
+_PART_BYTES: Final = 1 << 18
+_SAFE: Final = "/%?&=:@!$'()*+,;~-._"  # in a path that is quoted already
 
 
 class Refused(OSError):
@@ -34,7 +43,7 @@ class ControlAddress:
     """The control API of a running proxy, or settings to open a store with."""
 
     url: str | None
-    settings: Settings | None
+    settings: "Settings | None"
     api_key: str | None
 
 
@@ -44,34 +53,28 @@ async def connected(address: ControlAddress) -> AsyncIterator["Control"]:
     url, api_key = address.url, address.api_key
     async with AsyncExitStack() as stack:
         if address.settings is not None:
-            from proxy.server.listener import running  # noqa: PLC0415 - it takes a second
+            from proxy.config.sections import ListenTlsSettings  # noqa: PLC0415 - these take a second
+            from proxy.server.listener import running  # noqa: PLC0415
 
-            plain = address.settings.model_copy(
-                update={"listen_tls": ListenTlsSettings()}
-            )  # only this process calls it
+            plain = address.settings.model_copy(update={"listen_tls": ListenTlsSettings()})  # only we call it
             url = (await stack.enter_async_context(running(plain))).control_url
             api_key = next((key.get_secret_value() for key in plain.control.api_keys), None)
-        yield Control(await stack.enter_async_context(new_session(api_key)), str(url))
-
-
-def new_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Return an HTTP session that sends the key. Exports and scoring may take minutes: only connecting has a timeout."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-    return aiohttp.ClientSession(headers=headers, timeout=timeout)
+        yield Control(str(url), api_key)
 
 
 class Control(ControlApi):
-    """The client's methods over a session of aiohttp. A request is sent once; a failure is an OSError or a ClientError."""
+    """The client's methods. A request is sent once; a failure is an OSError or a ClientError."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self.session = session
-        self._transport = _Transport(session, url.rstrip("/"))
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._transport = _Transport(url.rstrip("/"), api_key)
         super().__init__(url.rstrip("/"), self._transport, attempts=1)
 
-    def response(self, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Yield the response to a GET request. Raises OSError if it fails (`Refused` if the proxy returns an error)."""
-        return self._transport.response(Request("GET", path))
+    def response(self, path: str, *, timeout_s: float | None = None) -> "AbstractAsyncContextManager[Response]":
+        """Yield the response to a GET request. Exports and scoring may take minutes: by default reading has no timeout.
+
+        Raises OSError if it fails (`Refused` if the proxy returns an error).
+        """
+        return self._transport.response(Request("GET", path), timeout_s)
 
     def rows(self, path: str) -> AsyncGenerator[Any, None]:
         """Yield the rows of an export."""
@@ -111,25 +114,89 @@ class Control(ControlApi):
         return found
 
 
-class _Transport(Transport):
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session = session
+class Response:
+    """A response with its headers, while its body is received."""
+
+    def __init__(self, url: str, received: HTTPResponse) -> None:
         self._url = url
+        self._received = received
+        self.status = received.status
+        self.headers = received.headers
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body as it arrives. Raises OSError if the connection is lost before its end."""
+        left = self._received.length  # None if the body is chunked
+        while True:
+            with _failing(self._url):
+                part = await asyncio.to_thread(self._received.read1, _PART_BYTES)
+                if not part and left:
+                    raise HTTPException(f"the connection was lost {left} bytes before the end of the response")
+            if not part:
+                return
+            left = None if left is None else left - len(part)
+            yield part
+
+    async def read(self) -> bytes:
+        """Return the body."""
+        return b"".join([part async for part in self.parts()])
+
+
+class _Transport(Transport):
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
         async with self.response(request) as response:
-            async for part in response.content.iter_any():
+            async for part in response.parts():
                 yield part
 
     @asynccontextmanager
-    async def response(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def response(self, request: Request, timeout_s: float | None = None) -> AsyncIterator[Response]:
         url = f"{self._url}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"
-        data = None if request.body is None else orjson.dumps(request.body)
-        headers = {**request.headers, **({} if data is None else {"Content-Type": "application/json"})}
+        with _failing(url):
+            connection = _connection(url)
         try:
-            async with self._session.request(request.method, url, data=data, headers=headers) as response:
-                if response.status >= 300:
-                    raise Refused(url, response.status, await response.read())
-                yield response
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"request to {url} failed: {failure_text(error)}") from error
+            with _failing(url):
+                await asyncio.to_thread(_connect, connection, timeout_s)
+                response = Response(url, await asyncio.to_thread(self._send, connection, url, request))
+            if response.status >= 300:
+                raise Refused(url, response.status, await response.read())
+            yield response
+        finally:
+            with suppress(OSError, AttributeError):  # it was not connected
+                connection.sock.shutdown(SHUT_RDWR)  # ends a read that a thread is in
+            connection.close()
+
+    def _send(self, connection: HTTPConnection, url: str, request: Request) -> HTTPResponse:
+        data = None if request.body is None else orjson.dumps(request.body)
+        kind = {} if data is None else {"Content-Type": "application/json"}
+        path = quote(url[url.index("/", url.index("//") + 2) :], safe=_SAFE)
+        connection.request(request.method, path, data, {**request.headers, **kind, **self._headers})
+        return connection.getresponse()
+
+
+def _connection(url: str) -> HTTPConnection:
+    """Return a connection to the host of a URL. Raises OSError unless it is one of HTTP."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise OSError("the address is not http://HOST:PORT or https://HOST:PORT")
+    kind = HTTPConnection if parts.scheme == "http" else HTTPSConnection
+    return kind(parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S)
+
+
+def _connect(connection: HTTPConnection, timeout_s: float | None) -> None:
+    try:
+        connection.connect()
+    except OSError as error:
+        why = f"cannot connect to {connection.host}:{connection.port}: {failure_text(error)}"
+        raise OSError(f"{why}. {unreachable_hint()}") from error
+    connection.sock.settimeout(timeout_s)
+
+
+@contextmanager
+def _failing(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (HTTPException, OSError, ValueError) as error:  # ValueError: of a port, or of the TLS context
+        raise OSError(f"request to {url} failed: {failure_text(error)}") from error

@@ -23,7 +23,6 @@ from proxy.cli.control import Control, ControlAddress, connected
 from proxy.cli.render import prompts_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import sent_messages
-from proxy.trajectory.tape import from_difference
 
 Step: TypeAlias = Mapping[str, Any]
 _FILES: Final = (".json", ".jsonl")
@@ -256,6 +255,8 @@ def _reply(step: Step) -> Any:
 
 def _shown(found: Difference) -> dict[str, Any]:
     """Return a difference as JSON: of long texts the part around the first different character."""
+    from proxy.trajectory.tape import from_difference  # noqa: PLC0415 - it takes a third of the command's start
+
     a, b = found.a, found.b
     if isinstance(a, str) and isinstance(b, str):
         a, b = from_difference(a, b)

@@ -3,15 +3,14 @@
 Each command imports its implementation when it runs, so that `--help` and shell completion are fast.
 """
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from proxy.cli.resources import groups, policies, rollouts
+from proxy.cli.resources import Fields, batches, fields_of, groups, policies, rollouts
 from proxy.cli.runner import (
-    DEFAULT_URL,
+    Answer,
     AsJson,
     Commands,
     ConfigFile,
@@ -30,9 +29,13 @@ from proxy.cli.runner import (
     tokentape,
     usage_error,
 )
+from proxy.cli.running import url_of_commands
+
+if TYPE_CHECKING:
+    from proxy.cli.control import Control
 
 app = Commands(name="tokentape", callback=tokentape, no_args_is_help=True, pretty_exceptions_enable=False)
-for group in (rollouts, groups, policies):
+for group in (rollouts, groups, batches, policies):
     app.add_typer(group)
 
 
@@ -117,33 +120,28 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     run(simulate_until_signal(listen, options, notes(), script=script, template=template, as_json=as_json))
 
 
-@app.command("list")
-def list_(  # noqa: PLR0917 - each parameter is a named option
-    url: ProxyUrl = DEFAULT_URL,
-    store: StoreUrl = None,
+@app.verb("list", store=True)
+async def list_(
+    control: "Control",
     status: Annotated[str | None, typer.Option(help="Only rollouts with this status: open, completed, …")] = None,
     group: Annotated[str | None, typer.Option(help="Only rollouts in this group.")] = None,
     since: Annotated[str | None, typer.Option(help="Only rollouts opened within this time: 90s, 15m, 2h, 3d.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
-    api_key: ProxyKey = None,
-    *,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """List rollouts, newest first."""
-    from proxy.cli.commands import ago, print_list
-    from proxy.cli.console import output
+    from proxy.cli.commands import ago, listed
 
     try:
         filters = {"status": status, "group_id": group, "since": None if since is None else ago(since)}
     except ValueError as error:
         usage_error(str(error))
-    run(print_list(address_of(url, store, api_key), output(), "rollouts", limit, as_json=as_json, **filters))
+    return await listed(control, "rollouts", limit, **filters)
 
 
 @app.command()
 def show(  # noqa: PLR0913 - each parameter is a named option
     rollout: RolloutId,
-    url: ProxyUrl = DEFAULT_URL,
+    url: ProxyUrl = None,
     store: StoreUrl = None,
     step: Annotated[str | None, typer.Option(help="Show only this step, by ID or index.")] = None,
     api_key: ProxyKey = None,
@@ -170,7 +168,7 @@ def show(  # noqa: PLR0913 - each parameter is a named option
 def diff(
     a: Annotated[str, typer.Argument(help="Rollout ID, or a .json or .jsonl file.", autocompletion=rollout_ids)],
     b: Annotated[str, typer.Argument(help="What to compare it with.", autocompletion=rollout_ids)],
-    url: ProxyUrl = DEFAULT_URL,
+    url: ProxyUrl = None,
     store: StoreUrl = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Difference up to which logprobs count as equal.")] = 0.01,
     api_key: ProxyKey = None,
@@ -190,7 +188,7 @@ def diff(
 @app.command()
 def tail(
     rollout: OptionalRolloutId = None,
-    url: ProxyUrl = DEFAULT_URL,
+    url: ProxyUrl = None,
     last: Annotated[
         int, typer.Option("--last", "-n", min=0, help="Number of earlier steps to show for a single rollout.")
     ] = 10,
@@ -207,10 +205,8 @@ def tail(
 
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
-    url: Annotated[str | None, typer.Option(help="Control API of a running proxy.")] = None,
-    store: Annotated[
-        str | None, typer.Option(help="Read this store directly; no other process may have it open.")
-    ] = None,
+    url: ProxyUrl = None,
+    store: StoreUrl = None,
     form: Annotated[str, typer.Option("--format", help="Export format.")] = "sequences",
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; repeatable.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
@@ -235,26 +231,26 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """Export rollouts as training rows."""
-    from proxy.cli.console import notes
-    from proxy.cli.export import ExportRequest, PushOptions, export_to, post_groups
+    from proxy.cli.export import ExportRequest, export_to
 
-    if (url is None) == (store is None):
-        usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
     more = [(name, value) for name, _, value in (parameter.partition("=") for parameter in query or ())]
     more += [(name, value) for name, value in (("policy", policy), ("threads", threads), ("rescore", rescore)) if value]
-    request = ExportRequest(form, tuple(rollout or ()), group, include, container, tuple(more))
-    address = address_of(str(url), store, api_key)
+    asked = ExportRequest(form, tuple(rollout or ()), group, include, container, tuple(more))
+    address = address_of(url, store, api_key)
     if push is None:
         if as_json and out is None:
             usage_error("--json prints a report to standard output; use --out FILE for the rows")
-        run(export_to(address, request, out, as_json=as_json))
+        run(export_to(address, asked, out, as_json=as_json))
         return
     if rollout or query or rescore or out is not None or form not in {"sequences", "scored_data"}:
         usage_error(
             "--push exports groups as scored_data; it excludes --rollout, --query, --rescore, --out and another --format"
         )
+    from proxy.cli.console import notes
+    from proxy.cli.push import PushOptions, post_groups
+
     options = PushOptions(push, group_size, env_id, force_partial, max_len)
-    if not run(post_groups(address, request, options, notes(), as_json=as_json)):
+    if not run(post_groups(address, asked, options, notes(), as_json=as_json)):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -305,8 +301,10 @@ def import_(
 @app.command()
 def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     engine: Annotated[str, typer.Option(help="Base URL of the scoring engine.")],
-    url: Annotated[str | None, typer.Option(help="Control API of a running proxy to read rows from.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File to read rows from (sequences, ndjson).")] = None,
+    url: ProxyUrl = None,
+    file: Annotated[
+        Path | None, typer.Option(help="File to read rows from (sequences, ndjson), in place of a running proxy.")
+    ] = None,
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; repeatable.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     api_key: ProxyKey = None,
@@ -341,10 +339,8 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     from proxy.cli.console import notes, output
     from proxy.cli.export import ExportRequest
 
-    if (url is None) == (file is None):
-        usage_error("specify either --url (a running proxy) or --file (exported rows)")
-    request = command.Request(
-        source=file or command.ServerAddress(str(url), api_key),
+    asked = command.Request(
+        source=file or command.ServerAddress(url or url_of_commands(), api_key),
         export=ExportRequest("sequences", tuple(rollout or ()), group, "exact", "ndjson"),
         engine=command.ServerAddress(engine, engine_api_key),
         kind=engine_kind,
@@ -356,7 +352,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
         journal=resume,
         as_json=as_json,
     )
-    if not run(command.audit(request, output(), notes())):
+    if not run(command.audit(asked, output(), notes())):
         raise typer.Exit(Exit.FOUND)
 
 
@@ -365,7 +361,7 @@ def resample(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     rollout: Annotated[
         list[str] | None, typer.Argument(help="Rollout IDs. Default: all.", autocompletion=rollout_ids)
     ] = None,
-    url: ProxyUrl = DEFAULT_URL,
+    url: ProxyUrl = None,
     group: Annotated[str | None, typer.Option(help="Only rollouts of this group.")] = None,
     status: Annotated[str | None, typer.Option(help="Only rollouts with this status.")] = None,
     model: Annotated[str | None, typer.Option(help="The engine's name of the model. Default: the source's.")] = None,
@@ -379,8 +375,8 @@ def resample(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     from proxy.cli import resample as command
     from proxy.cli.console import notes
 
-    request = command.Request(tuple(rollout or ()), group, status, model, n, concurrency)
-    if not run(command.resample(address_of(url, None, api_key), notes(), request, as_json=as_json)):
+    asked = command.Request(tuple(rollout or ()), group, status, model, n, concurrency)
+    if not run(command.resample(address_of(url, None, api_key), notes(), asked, as_json=as_json)):
         raise typer.Exit(Exit.FOUND)
 
 
@@ -431,48 +427,97 @@ def certify(
     from proxy.cli.console import notes, output
 
     settings = settings_of(config)
-    request = command.Request(engine, settings, model, api_key, admin, tolerance, time_limit_s, as_json)
-    raise typer.Exit(run(command.certify(request, output(), notes())))
+    asked = command.Request(engine, settings, model, api_key, admin, tolerance, time_limit_s, as_json)
+    raise typer.Exit(run(command.certify(asked, output(), notes())))
 
 
-@app.command("engines")
-def engines(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False) -> None:
+@app.verb("engines")
+async def engines(control: "Control") -> Answer:
     """Check the engines of a running proxy, and show their health, versions, calls and last failures."""
-    from proxy.cli.commands import print_rows, read
-    from proxy.cli.console import output
-
-    printed = partial(print_rows, output(), "engines")
-    run(read(address_of(url, None, api_key), lambda control: control.send("GET", "/engines"), printed, as_json=as_json))
+    found = await control.send("GET", "/engines")
+    return Answer(found, tables={"engines": found["engines"]})
 
 
-@app.command("mismatch")
-def mismatch(
-    batch: Annotated[str, typer.Argument(help="Batch ID.")],
-    url: ProxyUrl = DEFAULT_URL,
-    api_key: ProxyKey = None,
-    *,
-    as_json: AsJson = False,
-) -> None:
+@app.verb("mismatch")
+async def mismatch(control: "Control", batch: Annotated[str, typer.Argument(help="Batch ID.")]) -> Answer:
     """Show how a trainer's logprobs of a batch differ from the recorded ones, and why (docs/mismatch.md)."""
-    from proxy.cli.commands import print_mismatch, read
-    from proxy.cli.console import output
+    found = await control.batch_mismatch(batch)
+    lines = [
+        verdict["verdict"] + ("" if verdict["of"] is None else f" ({verdict['of']})") + f": {verdict['why']}"
+        for verdict in found["verdicts"]
+    ]
+    sequences = found["sequences"]
+    if sequences["rows"]:
+        ratios = f"log of the ratio: mean {sequences['mean']:.3g}, absolute {sequences['abs_mean']:.3g}"
+        lines.append(f"{sequences['rows']} rows, {ratios}")
+    cells = [
+        {"dimension": dimension, "value": value, **means}
+        for dimension, of in found["cells"].items()
+        for value, means in sorted(of.items())
+    ]
+    return Answer(found, lines=lines, tables={"cells": cells})
 
-    address, printed = address_of(url, None, api_key), partial(print_mismatch, output())
-    run(read(address, lambda control: control.batch_mismatch(batch), printed, as_json=as_json))
+
+@app.verb("search")
+async def search(
+    control: "Control",
+    text: Annotated[str, typer.Argument(help="Text in prompts, replies or errors.")],
+    status: Annotated[str | None, typer.Option(help="Only rollouts with this status.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only rollouts in this group.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Maximum number of rollouts.")] = 20,
+) -> Answer:
+    """Search for a text in the steps of rollouts, newest first, and show where it is."""
+    found = await control.send("GET", "/search", q=text, status=status, group_id=group, limit=limit)
+    lines = [
+        f"{rollout['rollout_id']}  {match['step_id']}  {match['role'] or match['place']}  "
+        f"{match['before']}{match['text']}{match['after']}"
+        for rollout in found["rollouts"]
+        for match in rollout["matches"]
+    ]
+    more = "" if found["cursor"] is None else "; older ones were not searched: use --limit, or --json for the cursor"
+    return Answer(found, "searched {rollouts} rollouts, {steps} steps".format(**found["searched"]) + more, lines)
+
+
+@app.verb("training")
+async def training(
+    control: "Control",
+    policy: Annotated[str | None, typer.Option(help="Policy that is trained, if there are several.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of groups.")] = 20,
+) -> Answer:
+    """Show what the newest groups of a policy earned, and how many groups have each state."""
+    found = await control.send("GET", "/training", policy=policy, limit=limit)
+    states = ", ".join(f"{count} {status}" for status, count in found["statuses"].items()) or "no groups"
+    note = f"policy {found['policy']!r}: version {found['version'] or 'none'}; {states}"
+    return Answer(found, note, tables={"training": found["groups"]} if found["groups"] else {})
+
+
+@app.verb("request")
+async def request(
+    control: "Control",
+    method: Annotated[str, typer.Argument(help="GET, POST, PUT, PATCH or DELETE.")],
+    path: Annotated[str, typer.Argument(help="Path of docs/http-api.md, such as /rollouts/r1/tree.")],
+    fields: Fields = None,
+) -> Answer:
+    """Send any other request to the control API, and print its response as JSON."""
+    given, method = fields_of(fields), method.upper()
+    if not path.startswith("/"):
+        usage_error(f"{path}: the path begins with /")
+    sent = {"body": given} if method in {"POST", "PUT", "PATCH"} else given
+    return Answer(await control.send(method, path, **sent), is_json=True)
 
 
 @app.command("open")
 def open_page(
     rollout: Annotated[str | None, typer.Argument(help="Open the page of this rollout.")] = None,
     group: Annotated[str | None, typer.Option(help="Open the page of this group.")] = None,
-    url: ProxyUrl = DEFAULT_URL,
+    url: ProxyUrl = None,
 ) -> None:
     """Open the web page of a running proxy in the browser, and print its address."""
     from proxy.cli.commands import open_page as open_in_browser
 
     if rollout is not None and group is not None:
         usage_error("specify either a rollout or --group")
-    run(open_in_browser(url, rollout, group))
+    run(open_in_browser(address_of(url, None, None), rollout, group))
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from proxy.cli.console import COLUMN_GAP, new_table, visible, visible_lines
 from proxy.clock import SystemClock
-from proxy.continuation.types import REASONS
 
 DIM: Final = "dim"
 BRIGHT: Final = "bold"
@@ -169,6 +168,8 @@ def continuation_lines(step: Mapping[str, Any]) -> Iterator[Text]:
     recorded = step.get("extra", {}).get("continuation")
     if not recorded:
         return
+    from proxy.continuation.types import REASONS  # noqa: PLC0415 - only some steps need it
+
     reason = recorded.get("reason")
     why = "" if reason is None else REASONS.get(reason, reason)
     if "kept" not in recorded:
@@ -645,6 +646,17 @@ TABLES: Final = {
         Column("models", lambda row: ", ".join(row["models"]), 6),
         Column("url", lambda row: row["url"], 7),
         Column("last failure", lambda row: row["last_fault"], 8),
+    ),
+    "training": (
+        Column("group", lambda row: row["group_id"]),
+        Column("status", _status),
+        Column("rewards", lambda row: f"{row['rewards']}/{row['members']}", 1, is_number=True),
+        Column("mean", lambda row: number(row["reward"]), is_number=True),
+        Column("deviation", lambda row: number(row["spread"]), 3, is_number=True),
+        Column("tokens", lambda row: number(row["tokens"]), 4, is_number=True),
+        Column("version", lambda row: row["version"], 2),
+        Column("staleness", lambda row: row["staleness"], 5, is_number=True),
+        Column("age", lambda row: age(row["created_ms"]), 6, is_number=True),
     ),
     "cells": (
         Column("tokens by", lambda row: row["dimension"]),

@@ -15,7 +15,7 @@ import aiohttp
 from rich.console import Console
 
 from proxy.cli.console import count_bar, print_json, print_note
-from proxy.cli.control import Control, ControlAddress, connected, new_session
+from proxy.cli.control import CONNECT_TIMEOUT_S, Control, ControlAddress, connected
 from tokentape.transport import error_from_response
 
 _PATHS: Final = {
@@ -40,7 +40,8 @@ class Request:
 async def resample(address: ControlAddress, notes: Console, request: Request, *, as_json: bool) -> bool:
     """Sample the steps of rollouts again; print the counts, and return whether none failed. Raises OSError."""
     counts: Counter[str] = Counter()
-    async with connected(address) as control, new_session(None) as agents:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    async with connected(address) as control, aiohttp.ClientSession(timeout=timeout) as agents:
         label = request.model or (await control.policy())["version"] or "none"
         wanted, turn = _wanted(control, request, counts), asyncio.Lock()
 

@@ -4,21 +4,26 @@ Each function imports what it needs when it runs, so that `--help` and shell com
 """
 
 import asyncio
+import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial, wraps
 from importlib.metadata import version as version_of
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn, Self, TypeVar
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import orjson
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from proxy.cli.running import DEFAULT_URL, url_of_commands
 
 if TYPE_CHECKING:
     from proxy.cli.control import ControlAddress
@@ -55,9 +60,6 @@ class Exit(IntEnum):
 
 def run(work: Coroutine[Any, Any, Any], *, on_failure: Exit = Exit.FAILED, on_value_error: Exit | None = None) -> Any:
     """Run a coroutine and return its result. Print expected errors and exit with the matching code."""
-    from proxy.cli.settings import InvalidSettings
-    from proxy.upstream.http_client import failure_text
-    from storage.errors import StorageError
     from tokentape.transport import ClientError
 
     run_loop: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run
@@ -70,16 +72,27 @@ def run(work: Coroutine[Any, Any, Any], *, on_failure: Exit = Exit.FAILED, on_va
     except BrokenPipeError:  # the reader closed standard output, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports the error again at exit
         raise typer.Exit(Exit.DONE) from None
-    except InvalidSettings as error:
-        fail(str(error), code=Exit.REFUSED)
-    except ValueError as error:
-        fail(str(error), code=on_value_error or on_failure)
-    except (StorageError, OSError) as error:
-        fail(failure_text(error), code=on_failure)
-    except ClientError as error:
-        fail(str(error), code=on_failure)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
+    except (OSError, ClientError) as error:
+        _fail_with(error, on_failure)
+    except _other_errors() as error:  # called only for an error: the imports take as long as a command
+        from proxy.cli.settings import InvalidSettings
+
+        code = on_value_error if on_value_error and isinstance(error, ValueError) else on_failure
+        _fail_with(error, Exit.REFUSED if isinstance(error, InvalidSettings) else code)
+
+
+def _other_errors() -> tuple[type[Exception], ...]:
+    from storage.errors import StorageError
+
+    return (ValueError, StorageError)
+
+
+def _fail_with(error: Exception, code: Exit) -> NoReturn:
+    from proxy.errors import failure_text
+
+    fail(failure_text(error), code=code)
 
 
 def fail(message: str, *, code: Exit = Exit.FAILED) -> NoReturn:
@@ -105,12 +118,12 @@ def settings_of(config: Path | None, **overrides: Any) -> "Settings":
         fail(str(error), code=Exit.REFUSED)
 
 
-def address_of(url: str, store: str | None, api_key: str | None) -> "ControlAddress":
-    """Return the control API at a URL, or of a store that this command opens."""
+def address_of(url: str | None, store: str | None, api_key: str | None) -> "ControlAddress":
+    """Return the control API at a URL, or of a store that this command opens; by default of the proxy that runs here."""
     from proxy.cli.control import ControlAddress
 
     if store is None:
-        return ControlAddress(url, None, api_key)
+        return ControlAddress(url or url_of_commands(), None, api_key)
     return ControlAddress(None, settings_of(None, store=store, listen="127.0.0.1:0"), None)
 
 
@@ -122,8 +135,8 @@ _SAFE: Final = re.compile(r"[\w./:@+-]+", re.ASCII)
 
 def rollout_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the newest rollout IDs with this prefix; none if the control API does not respond within TIMEOUT_S."""
-    url, key = ctx.params.get("url"), ctx.params.get("api_key")
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+    url, key = ctx.params.get("url") or url_of_commands(), ctx.params.get("api_key")
+    if not url.startswith(("http://", "https://")):
         return []
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -136,7 +149,14 @@ def rollout_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings; see config.example.yaml.")]
-ProxyUrl = Annotated[str, typer.Option("--url", help="Control API of a running proxy.", envvar="TOKENTAPE_URL")]
+ProxyUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help=f"Control API of a running proxy; default the only one that this user runs here, or {DEFAULT_URL}.",
+        envvar="TOKENTAPE_URL",
+    ),
+]
 ProxyKey = Annotated[str | None, typer.Option("--api-key", help="Control API key.", envvar="TOKENTAPE_API_KEY")]
 StoreUrl = Annotated[
     str | None,
@@ -157,6 +177,17 @@ OptionalRolloutId = Annotated[
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Answer(NamedTuple):
+    """What a verb received, and what is printed of it without --json: lines and tables, and a note to standard error."""
+
+    response: Any
+    note: str = ""
+    lines: Sequence[str] = ()
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+    code: Exit = Exit.DONE
+    is_json: bool = False  # it has no other form
 
 
 def _without_values(params: list[Any]) -> list[Any]:
@@ -187,8 +218,37 @@ class Commands(typer.Typer):
         """Return the decorator of a command."""
         return super().command(name, **{"cls": _Command, **options})
 
+    def verb(self, name: str, *, store: bool = False, **options: Any) -> Callable[[_F], _F]:
+        """Return the decorator of a command that is a coroutine function of the control API and of its own options.
 
-DEFAULT_URL = "http://127.0.0.1:8400"
+        It returns an `Answer`. `--url`, `--api-key` and `--json` are added, with `store` also `--store`.
+        """
+        common = {"url": ProxyUrl, "store": StoreUrl, "api_key": ProxyKey, "as_json": AsJson}
+        if not store:
+            del common["store"]
+
+        def register(body: _F) -> _F:
+            @wraps(body)
+            def command(
+                url: str | None, api_key: str | None, *, as_json: bool, store: str | None = None, **given: Any
+            ) -> None:
+                from proxy.cli.commands import print_answer
+
+                code = run(print_answer(address_of(url, store, api_key), partial(body, **given), as_json=as_json))
+                if code:
+                    raise typer.Exit(code)
+
+            _, *own = inspect.signature(body).parameters.values()
+            own += (
+                Parameter(each, Parameter.KEYWORD_ONLY, default=False if each == "as_json" else None, annotation=kind)
+                for each, kind in common.items()
+            )
+            command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+            command.__annotations__ = {each.name: each.annotation for each in own}
+            self.command(name, **options)(command)
+            return body
+
+        return register
 
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer calls it this way

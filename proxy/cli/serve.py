@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from errno import EADDRINUSE
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from rich.markup import escape
 
 from proxy.api.rollout_id import path_prefix
 from proxy.cli.console import print_json, visible
+from proxy.cli.running import announced
 from proxy.cli.settings import InvalidSettings
 from proxy.config.addresses import without_secrets
 from proxy.config.settings import Settings
@@ -50,6 +52,11 @@ async def serve(settings: Settings, notes: Console) -> None:
                     served = await stack.enter_async_context(serving(complete))
             except ValueError as error:
                 raise InvalidSettings(str(error)) from error
+            except OSError as error:
+                if getattr(error.__cause__, "errno", None) != EADDRINUSE:
+                    raise
+                raise OSError(f"{error}. {await _taken_by(settings)}") from error
+            stack.enter_context(announced(_local(served.control_url)))
             if is_simulated:
                 notes.print("[bold yellow]No engine is configured; the built-in SIMULATOR generates the responses.[/]")
                 notes.print("  Its text is meaningless. To use a real engine: --engine http://127.0.0.1:8000")
@@ -85,6 +92,14 @@ async def simulate(
             message = f"[bold]simulator listening {escape(url)}[/]   model {escape(repr(options.model))}"
             notes.print(message, soft_wrap=True)
             await stop.wait()
+
+
+async def _taken_by(settings: Settings) -> str:
+    """Return what uses the address, and what to do."""
+    from proxy.cli.check import proxy_runs  # noqa: PLC0415 - only for this
+
+    by = "A TokenTape proxy runs there" if await proxy_runs(settings) else "Another program uses it"
+    return f"{by}. Stop it, or choose another address: --listen 127.0.0.1:9000 (make run LISTEN=127.0.0.1:9000)."
 
 
 _MAX_TAPES: Final = 10

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from proxy.config.settings import Settings, load
-from proxy.upstream.http_client import failure_text
+from proxy.errors import failure_text
 
 _IN_JSON = """lists and objects must be JSON, e.g. TOKENTAPE_AGENTS__API_KEYS='["a-key"]'"""
 

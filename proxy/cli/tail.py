@@ -14,8 +14,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http.client import NOT_FOUND
 from typing import Any, Final
+from urllib.parse import urlencode
 
-import aiohttp
 import orjson
 from rich.console import Console
 from rich.text import Text
@@ -25,7 +25,6 @@ from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.render import counts, latency, outcome, policy, summary, verdict
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
-from proxy.upstream.http_client import failure_text
 
 MAX_REMEMBERED: Final = 10_000  # rollouts and step IDs; a forgotten rollout continues with its next event
 READ_TIMEOUT_S: Final = 40  # the proxy sends a comment every 15 s
@@ -107,23 +106,17 @@ class Tail:
 
     async def _changes(self) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield each change; first None if steps may have been missed."""
-        only = {} if self._only is None else {"rollout_id": self._only}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=READ_TIMEOUT_S)
-        try:
-            async with self._client.session.get(f"{self._client.url}/events", params=only, timeout=timeout) as response:
-                if response.status != 200:
-                    raise Refused(f"{self._client.url}/events", response.status, await response.read())
-                if self._since or self._only is not None:
-                    yield None
-                self._since = self._since or parsedate_to_datetime(response.headers["Date"]).timestamp()
-                self.is_connected.set()
-                events = EventParser()
-                async for chunk in response.content.iter_any():
-                    for event in events.feed(chunk):
-                        if event.name == b"changed":
-                            yield orjson.loads(event.payload)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"cannot follow {self._client.url}: {failure_text(error)}") from error
+        path = "/events" if self._only is None else f"/events?{urlencode({'rollout_id': self._only})}"
+        async with self._client.response(path, timeout_s=READ_TIMEOUT_S) as response:
+            if self._since or self._only is not None:
+                yield None
+            self._since = self._since or parsedate_to_datetime(response.headers["Date"]).timestamp()
+            self.is_connected.set()
+            events = EventParser()
+            async for chunk in response.parts():
+                for event in events.feed(chunk):
+                    if event.name == b"changed":
+                        yield orjson.loads(event.payload)
 
     async def _catch_up(self) -> None:
         """Print the steps that were stored while not connected."""

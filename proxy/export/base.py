@@ -140,6 +140,7 @@ class Format(ABC):
     scored: ClassVar[Mapping[Role, Columns]] = {}
     likely: ClassVar[Mapping[Role, Columns]] = {}
     has_images: ClassVar[bool] = False  # its rows have images
+    pads: ClassVar[Sequence[str]] = ()  # the parameters that it requires, because it pads its rows
 
     def check_images(self, facts: RolloutFacts, steps: Iterable[Step]) -> None:
         """Raise Inexpressible for calls with images if the format cannot represent them: without them the prompt is another."""

@@ -83,6 +83,7 @@ class VerlDataProtoFormat(Batched, SequenceView):
     reward_place = "token"
     reward = "uniform"
     branches = "one"
+    pads = ("prompt_length", "response_length")
     scored: ClassVar[Mapping[Role, Columns]] = {
         "proximal": {"old_log_probs": [LOGPROBS]},
         "teacher": _BATCHED_TEACHER,

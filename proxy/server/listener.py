@@ -21,14 +21,13 @@ from proxy.config.addresses import split_listen
 from proxy.config.engines import EndpointSettings
 from proxy.config.sections import ListenTlsSettings, StoreSettings
 from proxy.config.settings import Settings
-from proxy.errors import StoreUnavailable
+from proxy.errors import StoreUnavailable, failure_text
 from proxy.server.app import make_app, make_control_app, store_options
 from proxy.server.connections import Runner
 from proxy.server.handover import HandedOver, backlog_of
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import LOG, WIRE_LOG
 from proxy.telemetry.multiprocess import WorkerSlot
-from proxy.upstream.http_client import failure_text
 from storage import open_store
 from storage.errors import StoreUnreachable
 from storage.redis.store import Store

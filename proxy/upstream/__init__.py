@@ -5,7 +5,6 @@ detection         detects what an engine is
 health            health checks, and for how long an endpoint is ejected
 lora              loads and unloads LoRA adapters
 client            requests to endpoints, and their errors
-failure_text      sentences for failed connections
 http_client       HTTP/1.1 on aiohttp's connections
 
 aiohttp's exceptions are translated here: callers see only exceptions of `proxy.errors`. Nothing in this package interprets a

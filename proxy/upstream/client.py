@@ -12,7 +12,14 @@ import aiohttp
 import orjson
 
 from proxy.config.engines import EndpointSettings, EnginesSettings
-from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
+from proxy.errors import (
+    EngineDisconnected,
+    EngineError,
+    EngineResponseTooLarge,
+    EngineTimeout,
+    EngineUnreachable,
+    failure_text,
+)
 from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine, model_names
 from proxy.protocols.engines.base import ProbeResponse, Traits
 from proxy.protocols.json_weight import most_weight
@@ -22,7 +29,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
 from proxy.upstream.endpoint import UNAVAILABLE_STATUSES, Endpoint, can_fail_over, check_status, make_endpoint, serving
 from proxy.upstream.health import HealthChecker
-from proxy.upstream.http_client import HTTP_ERRORS, HttpClient, HttpResponse, end_to_end, failure_text
+from proxy.upstream.http_client import HTTP_ERRORS, HttpClient, HttpResponse, end_to_end
 
 SendProbe = Callable[..., Coroutine[Any, Any, ProbeResponse]]
 

@@ -1,15 +1,22 @@
 """What commands print of rollouts, groups and steps of a running proxy."""
 
+from dataclasses import replace
+from functools import partial
+
 import orjson
 import pytest
 from rich.text import Text
 from tests.support.fakes import settings_for
 
-from proxy.cli.commands import ago, open_page, print_list, print_rollout, print_step
+from proxy.cli.commands import ago, listed, open_page, print_answer, print_rollout, print_step
 from proxy.cli.control import ControlAddress
 from proxy.cli.render import StepView
 from proxy.clock import SystemClock
 from proxy.server.listener import running
+
+
+async def print_list(address, out, noun, limit, *, as_json, **filters):
+    await print_answer(address, partial(listed, noun=noun, limit=limit, **filters), as_json=as_json, out=out)
 
 
 @pytest.mark.parametrize(
@@ -20,9 +27,9 @@ async def test_the_page_is_opened_in_the_browser_and_printed(address, capsys, mo
     """Without a browser a note explains it."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or len(opened) < 2)
-    await open_page(address.url, *names)
+    await open_page(address, *names)
     assert "" == capsys.readouterr().err
-    await open_page(f"{address.url}/", *names)
+    await open_page(replace(address, url=f"{address.url}/"), *names)
     printed = capsys.readouterr()
 
     assert [f"{address.url}/ui{path}"] * 2 == opened
@@ -33,7 +40,7 @@ async def test_the_page_is_opened_in_the_browser_and_printed(address, capsys, mo
 async def test_no_page_is_opened_where_no_proxy_responds(monkeypatch):
     monkeypatch.setattr("webbrowser.open", pytest.fail)
     with pytest.raises(OSError, match="Connection refused"):
-        await open_page("http://127.0.0.1:9", None, None)
+        await open_page(ControlAddress("http://127.0.0.1:9", None, None), None, None)
 
 
 async def test_rollouts_are_listed_newest_first_up_to_the_limit(address, recorded, make_console, capsys):

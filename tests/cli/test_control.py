@@ -1,5 +1,6 @@
 """The command line's client of the control API."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ from tokentape import ClientError
 
 
 @pytest.fixture
-def client(http, address):
-    return Control(http, f"{address.url}/")
+def client(address):
+    return Control(f"{address.url}/")
 
 
 async def test_lists_are_read_page_by_page_up_to_the_limit(client, call_proxy):
@@ -39,7 +40,7 @@ async def test_an_error_response_raises_its_message_and_status(client):
     assert 404 == refused.value.status
 
 
-async def test_a_response_that_is_not_json_is_an_error_that_suggests_to_check_the_url(http, engine):
+async def test_a_response_that_is_not_json_is_an_error_that_suggests_to_check_the_url(engine):
     engine.fixed_responses = {}
 
     async def respond(request, body):
@@ -47,11 +48,11 @@ async def test_a_response_that_is_not_json_is_an_error_that_suggests_to_check_th
 
     engine.respond = respond
     with pytest.raises(ClientError, match="check that it is the control API of a proxy"):
-        await Control(http, engine.url).send("GET", "/rollouts")
+        await Control(engine.url).send("GET", "/rollouts")
 
 
 @pytest.mark.parametrize("has_route", [True, False])
-async def test_missing_token_texts_are_requested_from_the_proxy(http, engine, has_route):
+async def test_missing_token_texts_are_requested_from_the_proxy(engine, has_route):
     """They are null if unknown; a proxy without the route gets one request."""
     engine.fixed_responses = {}
 
@@ -69,11 +70,48 @@ async def test_missing_token_texts_are_requested_from_the_proxy(http, engine, ha
         {"rollout_id": "r", "step_id": step_id, "prompt_ids": [1, 2, 3], "choices": choices, "response": response}
         for step_id, response in (("s1", with_texts), ("s2", None), ("s3", {}))
     ]
-    texts = await Control(http, engine.url).texts(steps)
+    texts = await Control(engine.url).texts(steps)
 
     expected = ["t0", None, "t2", None]
     assert ({("s2", 0): expected, ("s3", 0): expected} if has_route else {}) == texts
     assert (4 if has_route else 1) == len(engine.requests)
+
+
+async def test_a_response_that_ends_early_is_an_error(unused_tcp_port):
+    """With and without a length; an address that is not one of HTTP is one too."""
+    heads = [b"Content-Length: 9", b"Transfer-Encoding: chunked"]
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + heads[0] + b"\r\n\r\n" + (b"9\r\n" if len(heads) == 1 else b"") + b"{}")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", unused_tcp_port):
+        for _ in range(2):
+            with pytest.raises(OSError, match="/policies failed: "):
+                await Control(f"http://127.0.0.1:{unused_tcp_port}").policies()
+            heads.pop(0)
+    for url in ("ftp://127.0.0.1", "127.0.0.1:8400", "http://127.0.0.1:x"):
+        with pytest.raises(OSError, match="/policies failed: "):
+            await Control(url).policies()
+
+
+async def test_a_request_that_is_cancelled_leaves_no_thread(unused_tcp_port):
+    """A command ends at Ctrl-C, also while a response is awaited."""
+    received = asyncio.Event()
+
+    async def serve(reader, writer):
+        received.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", unused_tcp_port):
+        task = asyncio.create_task(Control(f"http://127.0.0.1:{unused_tcp_port}").policies())
+        await received.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def test_the_command_line_requires_no_httpx2():

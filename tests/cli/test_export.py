@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from proxy.cli.console import notes
 from proxy.cli.control import ControlAddress
-from proxy.cli.export import ExportRequest, PushOptions, download, export_to, post_groups
+from proxy.cli.export import ExportRequest, download, export_to
 from proxy.cli.main import app
+from proxy.cli.push import PushOptions, post_groups
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 

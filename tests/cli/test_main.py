@@ -154,7 +154,7 @@ def test_simulate_serves_sglangs_protocol():
         (("serve", "--engine", "localhost:8000"), {}, "http"),
         (("serve",), {"TOKENTAPE_STORE__DURABILITY": "maybe"}, "store.durability"),
         (("export", "--url", "http://127.0.0.1:9"), {}, "127.0.0.1:9"),
-        (("export",), {}, "--url"),
+        (("export", "--url", "file://x"), {}, "http://HOST:PORT"),
         (("simulate", "--template", "nowhere.jinja"), {}, "nowhere.jinja"),
         (("simulate", "--eos", "</s>"), {}, "EOS '</s>' is not a single token"),
         (("simulate", "--noncanonical-rate", "2"), {}, "--noncanonical-rate"),
@@ -183,6 +183,66 @@ def test_the_server_imports_neither_torch_nor_transformers_nor_pyarrow():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert "[]" == done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list", "show r", "diff a b", "tail r", "export", "engines", "mismatch b", "search x", "training", "open",
+        "request GET /policies", "rollout finish r", "rollout open", "group list", "group open 2", "batch claim --consumer c",
+        "batch ack b", "policy list", "policy set 1",
+    ],
+)  # fmt: skip
+def test_a_verb_of_a_running_proxy_imports_only_what_it_needs(words):
+    """No server, no settings, no store and no other HTTP client: so it starts fast."""
+    heavy = (
+        "aiohttp",
+        "httpx2",
+        "redis",
+        "prometheus_client",
+        "opentelemetry",
+        "numpy",
+        "pyarrow",
+        "transformers",
+        "torch",
+    )
+    ours = (
+        "proxy.api",
+        "proxy.config",
+        "proxy.upstream",
+        "proxy.telemetry",
+        "proxy.simulator",
+        "proxy.export",
+        "storage",
+    )
+    program = f"""
+import sys
+from proxy.cli.main import app
+sys.argv = ["tokentape", *{[*words.split(), "--url", "http://127.0.0.1:9"]!r}]
+try:
+    app()
+except SystemExit as ended:
+    print(ended.code > 0, [name for name in {heavy + ours!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "True []" == done.stdout.strip(), done.stderr
+    assert "Is it running?" in done.stderr
+    assert "--url or TOKENTAPE_URL" in done.stderr
+
+
+def test_commands_find_the_proxy_that_runs_at_another_address(tmp_path, monkeypatch):
+    """A second start at its address names it, and the option for another one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with started("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}") as (_, url, _):
+        listed, exported = run("list"), run("export")
+        again = run("serve", "--listen", url.removeprefix("http://"), "--store", f"embedded:{tmp_path / 'other'}")
+
+    assert (0, 0) == (listed.returncode, exported.returncode)
+    assert "no rollouts" in listed.stderr
+    assert 1 == again.returncode
+    assert "A TokenTape proxy runs there" in again.stderr
+    assert "--listen" in again.stderr
 
 
 def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
@@ -223,8 +283,6 @@ def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
         ("policy pause --drain-s -1", "--drain-s"),
         ("open r --group g", "either a rollout or --group"),
         ("export --url http://127.0.0.1:9 --json", "--out"),
-        ("export", "either --url"),
-        ("audit --engine http://127.0.0.1:9", "either --url"),
         ("show", "rollout"),
         ("list --limit 0", "--limit"),
     ],
@@ -283,7 +341,9 @@ def test_a_port_in_use_is_a_sentence_and_exit_status_1(tmp_path, engine, command
     address = engine.url.removeprefix("http://")
     done = run(*command.format(tmp_path).split(), "--listen", address)
 
-    assert (1, f"tokentape: Cannot listen on {address}: Address already in use\n") == (done.returncode, done.stderr)
+    assert 1 == done.returncode
+    assert done.stderr.startswith(f"tokentape: Cannot listen on {address}: Address already in use")
+    assert (command != "simulate") == ("Another program uses it" in done.stderr)
 
 
 def test_invalid_settings_are_findings_of_check_by_the_names_of_settings():

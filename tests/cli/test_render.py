@@ -304,7 +304,7 @@ async def read(http, address, recorded):
     """A function that reads a rollout, its tree and its steps."""
 
     async def read_all(name: str):
-        client = Control(http, address.url)
+        client = Control(address.url)
         steps = [step async for step in client.steps(name)]
         return await client.rollout(name), await client.tree(name), steps
 

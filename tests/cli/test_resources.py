@@ -6,7 +6,7 @@ import orjson
 import pytest
 from tests.support.fakes import proxying
 
-from proxy.cli import commands
+from proxy.cli.control import Control
 from proxy.cli.runner import Exit
 from proxy.rollouts.policy import unknown_staleness
 
@@ -23,9 +23,9 @@ async def test_rollouts_are_rewarded_finished_and_deleted(invoke, recorded, call
         code, out, _ = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}', "--json")
         assert (0, "completed", {"task": 1}) == (code, *map(orjson.loads(out).get, ("status", "metadata")))
     finished = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}')
-    assert (0, "", "rollout 'choices': completed, reward -1.5\n") == finished
+    assert (0, "", "rollout 'choices': completed, reward -1.5, 1 step with a reward\n") == finished
     rewarded = await invoke("rollout", "reward", "choices", "-1.5")
-    assert (0, "", "rollout 'choices': completed, reward -1.5, 1 steps with a reward\n") == rewarded
+    assert (0, "", "rollout 'choices': completed, reward -1.5, 1 step with a reward\n") == rewarded
     code, _, errors = await invoke("rollout", "finish", "choices", "--status", "failed")
     assert (Exit.FAILED, True) == (code, "409" in errors)
     assert (0, "", "rollout 'choices': deleted\n") == await invoke("rollout", "delete", "choices")
@@ -180,11 +180,10 @@ async def test_an_endpoint_is_held_and_released_with_a_version(invoke, store, ad
     ("options", "code"), [((), 0), (("--drain-s", "1"), 3), (("--abort",), 3), (("--interrupt",), 3)]
 )
 async def test_a_pause_with_calls_in_flight_is_3_if_they_should_have_ended(invoke, monkeypatch, options, code):
-    async def undrained(*_, as_json):
-        return {"drained": False}
+    async def undrained(*_, **__):
+        return {"drained": False, "mode": "wait", "in_flight": 1}
 
-    assert commands.change
-    monkeypatch.setattr(commands, "change", undrained)
+    monkeypatch.setattr(Control, "pause", undrained)
 
     assert code == (await invoke("policy", "pause", *options))[0]
 
@@ -201,6 +200,81 @@ async def test_engines_are_listed_with_their_states(invoke, store, address):
     assert down.split()[1] in {"UNREACHABLE", "ejected"}
     assert "cannot connect to 127.0.0.1:9: Connection refused" in down
     assert [True, False] == [engine["healthy"] for engine in orjson.loads(as_json)["engines"]]
+
+
+async def test_a_rollout_is_opened_with_the_fields_of_its_request(invoke, call_proxy):
+    """The output is the environment of its agent. A value that is JSON is sent as JSON."""
+    words = (
+        "rollout",
+        "open",
+        "r1",
+        "--group",
+        "g",
+        "--metadata",
+        '{"task": 1}',
+        "--set",
+        "idle_s=60",
+        "--set",
+        "model=m",
+    )
+    code, out, note = await invoke(*words)
+    again = await invoke(*words)
+    opened = await call_proxy("GET", "/rollouts/r1")
+    named = dict(pair.split("=", 1) for pair in out.split())
+
+    assert (0, "rollout 'r1': open\n", (0, out, note)) == (code, note, again)
+    assert named["OPENAI_BASE_URL"].endswith("/rollouts/r1/v1")
+    assert ("g", {"task": 1}, 60, "m") == (
+        opened["group_id"], opened["metadata"], opened["idle_s"], opened["model"]
+    )  # fmt: skip
+    assert 2 == (await invoke("rollout", "open", "--set", "idle_s"))[0]
+    assert 2 == (await invoke("rollout", "open", "--metadata", "[1]"))[0]
+
+
+async def test_a_group_is_opened_claimed_acknowledged_and_deleted(invoke, call_proxy):
+    """A claim without a complete group names no batch."""
+    code, out, note = await invoke("group", "open", "2", "--group", "g", "--set", "over_sample=0")
+    assert (0, 2, True) == (code, len(out.splitlines()), note.startswith("group 'g': "))
+    assert (0, "", "no group is complete\n") == await invoke("batch", "claim", "--consumer", "c")
+    for member in (await call_proxy("GET", "/groups/g"))["rollouts"]:
+        call = {"prompt": "once", "max_tokens": 2}
+        await call_proxy("POST", f"/rollouts/{member['rollout_id']}/v1/completions", call)
+        assert 0 == (await invoke("rollout", "finish", member["rollout_id"], "--reward", "1"))[0]
+    code, out, note = await invoke("batch", "claim", "--consumer", "c", "--format", "trl", "--lease-s", "20")
+    batch = (await call_proxy("GET", "/groups/g"))["batch_id"]
+    assert (0, "g  2 rows\n", f"batch {batch!r}, for 20 s\n") == (code, out, note)
+    assert (0, "", f"batch {batch!r}: extended by 30 s\n") == await invoke("batch", "extend", batch, "--lease-s", "30")
+    assert (0, "", f"batch {batch!r}: released\n") == await invoke("batch", "release", batch)
+    _, out, _ = await invoke("batch", "claim", "--consumer", "c", "--json")
+    batch = orjson.loads(out)["batch_id"]
+    assert (0, "", f"batch {batch!r}: acknowledged\n") == await invoke("batch", "ack", batch)
+    code, out, note = await invoke("training")
+    assert (0, ["g", "done", "2/2", "1"]) == (code, out.splitlines()[1].split()[:4])
+    assert "1 done" in note
+    assert (0, "", "group 'g': deleted\n") == await invoke("group", "delete", "g")
+    assert (0, "", "group 'g': does not exist; nothing was deleted\n") == await invoke("group", "delete", "g")
+    assert Exit.FAILED == (await invoke("batch", "ack", "none"))[0]
+
+
+async def test_a_search_shows_where_the_text_is(invoke, recorded):
+    """Control characters are escaped."""
+    code, out, note = await invoke("search", "Be terse")
+    found = out.splitlines()
+
+    assert (0, {"demo"}) == (code, {line.split()[0] for line in found})
+    assert "searched" in note
+    assert "\x1b" not in out
+
+
+async def test_any_request_can_be_sent(invoke, recorded):
+    """Fields are the query of a GET and the body of other requests; the response is JSON."""
+    code, out, _ = await invoke("request", "get", "/rollouts", "--set", "limit=1", "--set", "status=completed")
+    assert (0, ["demo"]) == (code, [rollout["rollout_id"] for rollout in orjson.loads(out)["rollouts"]])
+    code, out, _ = await invoke("request", "PATCH", "/rollouts/demo", "--set", "reward=-2.5")
+    assert (0, -2.5) == (code, orjson.loads(out)["reward"])
+    assert 2 == (await invoke("request", "GET", "rollouts"))[0]
+    code, _, errors = await invoke("request", "GET", "/noä/such")
+    assert (Exit.FAILED, True) == (code, "404" in errors)
 
 
 async def test_rewards_of_threads_are_set_by_name(invoke, recorded):

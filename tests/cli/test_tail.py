@@ -30,7 +30,7 @@ async def follow(http):
 
     async def begin(url: str, rollout_id: str | None = None, last: int = 10) -> tuple[Tail, Received]:
         received = Received()
-        follow = Tail(Control(http, url), rollout_id, last, received.put_nowait)
+        follow = Tail(Control(url), rollout_id, last, received.put_nowait)
         tasks.append(asyncio.create_task(follow.follow()))
         await follow.is_connected.wait()
         return follow, received
@@ -111,12 +111,12 @@ async def test_steps_stored_during_a_disconnect_are_received_once_after_it(
 
 async def test_an_unreachable_proxy_at_the_start_or_a_missing_key_is_an_error(http, store):
     """They are not retried."""
-    with pytest.raises(OSError, match="cannot follow"):
-        await Tail(Control(http, "http://127.0.0.1:9"), None, 0, print).follow()
+    with pytest.raises(OSError, match="/events failed: cannot connect"):
+        await Tail(Control("http://127.0.0.1:9"), None, 0, print).follow()
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     async with proxying(None, store, **keys) as served:
         with pytest.raises(Refused, match="A control key is required"):
-            await Tail(Control(http, served.url), None, 0, print).follow()
+            await Tail(Control(served.url), None, 0, print).follow()
 
 
 def test_a_line_has_the_steps_values_escaped():

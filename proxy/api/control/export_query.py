@@ -225,6 +225,9 @@ def export_query(
     """Return the export with these options. Raises BadRequest for an unknown format and for options that exclude each other."""
     if asked.format not in forms:
         raise BadRequest(f"Unknown format {asked.format!r}; use one of {', '.join(forms)}.", param="format")
+    for name in forms[asked.format].pads:
+        if getattr(asked, name) is None:
+            raise BadRequest(f"Format {asked.format!r} pads its rows: it requires {name}, in tokens.", param=name)
     form, penalty = forms[asked.format], _penalty(asked)
     chosen = asked.model_dump() | {"branches": asked.branches or form.branches}
     if penalty is not None:

@@ -18,8 +18,8 @@ from proxy.cli.control import CONNECT_TIMEOUT_S
 from proxy.config.engines import EndpointSettings
 from proxy.config.sections import AgentsSettings, StoreSettings
 from proxy.config.settings import Settings
+from proxy.errors import failure_text
 from proxy.server.listener import running
-from proxy.upstream.http_client import failure_text
 
 MAX_BYTES: Final = 16 * 2**20  # of a response; the longest reply of a shape has 100 tokens
 CALL_TIMEOUT_S: Final = 30.0

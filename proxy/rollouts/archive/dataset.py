@@ -72,8 +72,8 @@ class Dataset:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
             raise ValueError(
-                f"{url}: {error}. Install fsspec, and the package of the URL: s3fs, gcsfs or huggingface_hub "
-                "(pip install 'fsspec>=2024.6' s3fs)."
+                f"{url}: {error}. The archive requires the extra tokentape[archive] (in a clone: pip install '.[archive]'), "
+                "and the package of the URL: s3fs, gcsfs or huggingface_hub."
             ) from None
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
         self._is_local = not protocols.isdisjoint(_LOCAL)

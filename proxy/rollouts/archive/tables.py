@@ -199,7 +199,7 @@ def arrow() -> Any:
         return import_module("pyarrow")
     except ImportError:
         raise ValueError(
-            "The archive requires pyarrow and fsspec: pip install 'pyarrow>=18' 'fsspec>=2024.6'."
+            "The archive requires the extra tokentape[archive] (in a clone: pip install '.[archive]'): pyarrow is missing."
         ) from None
 
 

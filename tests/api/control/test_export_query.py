@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import orjson
 import pytest
@@ -63,10 +64,10 @@ def test_a_claim_and_a_query_have_the_same_options(options):
 
 def test_a_claim_and_a_query_have_the_same_scores():
     """The format has the columns of the scores, and is otherwise the same."""
-    options = {"format": "verl_dataproto", "rescore": "policy"}
+    options = {"format": "verl_dataproto", "rescore": "policy", "prompt_length": 9, "response_length": 9}
     claim = read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options}))
     claimed = export_query(SERVICES, claim)
-    _, exported = export_query_from(request_for("GET", "/export?format=verl_dataproto&rescore=policy"), ExportMany)
+    _, exported = export_query_from(request_for("GET", f"/export?{urlencode(options)}"), ExportMany)
 
     assert claimed.form.columns == exported.form.columns
     assert "old_log_probs" in claimed.form.columns
@@ -79,6 +80,7 @@ def test_a_claim_and_a_query_have_the_same_scores():
     [
         "rescore=nobody", "rescore=teacher&format=tinker", "rescore_top_k=1", "rescore_top_k=101&rescore=teacher",
         "rescore_top_k=1&rescore=teacher&format=areal",
+        "prompt_length=&response_length=9&format=verl_dataproto", "response_length=&prompt_length=9&format=verl_dataproto",
         "format=nope", "branches=some", "max_len=0", "prompt_logprob=nan", "pad_id=-1", "container=xml", "report=1",
         "advantage=much", "advantage=reinforce_pp", "advantage=step&format=trl", "discount=0&advantage=grpo",
         "discount=1.5&advantage=grpo", "discount=nan&advantage=grpo", "discount=x", "discount=0.9",

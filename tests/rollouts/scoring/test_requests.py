@@ -139,7 +139,7 @@ async def test_an_engine_that_cannot_score_raises_an_error_with_the_reason(engin
 
 
 async def test_the_api_key_is_sent_as_a_bearer_token(engine):
-    from proxy.cli.control import new_session
+    from proxy.cli.audit import new_session
 
     async def respond(request, body):
         return web.json_response({"data": []})

@@ -11,9 +11,10 @@ from tests.support.atropos import atropos_service
 from tests.support.fakes import proxying
 from tests.support.listening import listening
 
-from proxy.cli import export as exporting
+from proxy.cli import push
 from proxy.cli.control import ControlAddress
-from proxy.cli.export import ExportRequest, Member, PushOptions, assert_even, post_groups, prepare
+from proxy.cli.export import ExportRequest
+from proxy.cli.push import Member, PushOptions, assert_even, post_groups, prepare
 from proxy.export import Rows
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -144,7 +145,7 @@ async def test_only_the_sequences_of_the_named_policy_are_posted(http, store, se
 async def test_ab_2_the_service_reads_the_same_group_with_and_without_gzip(
     http, proxy, service, monkeypatch, compressed_from
 ):
-    monkeypatch.setattr(exporting, "MIN_GZIP_BYTES", compressed_from)
+    monkeypatch.setattr(push, "MIN_GZIP_BYTES", compressed_from)
     await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25])
 
     received, output = await push_to(proxy, service)

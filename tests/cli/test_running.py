@@ -1,0 +1,73 @@
+"""The addresses of the proxies that run, as commands find them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from proxy.cli.running import DEFAULT_URL, announced, running_urls, unreachable_hint, url_of_commands
+
+URL = "http://127.0.0.1:9000"
+PROGRAM = f"""
+import sys
+from proxy.cli.running import announced
+with announced({URL!r}):
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def other(home):
+    """Another process that has announced its address."""
+    words = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+
+
+def test_commands_use_the_only_proxy_that_runs(other):
+    """Its file can be read and changed by its user only. Of several proxies none is preferred to the default address."""
+    assert ([URL], URL) == (running_urls(), url_of_commands())
+    assert URL in unreachable_hint()
+    with announced("https://127.0.0.1:9001"):
+        assert {URL, "https://127.0.0.1:9001"} == set(running_urls())
+        assert DEFAULT_URL == url_of_commands()
+    assert [URL] == running_urls()
+    other.communicate()
+    assert ([], DEFAULT_URL) == (running_urls(), url_of_commands())
+
+
+def test_a_process_that_was_killed_leaves_no_address(home, other):
+    """Its file is removed by the next command."""
+    other.kill()
+    other.wait()
+    folder = home / ".cache/tokentape/running"
+
+    assert 0o700 == folder.stat().st_mode & 0o777
+    assert 1 == len(list(folder.iterdir()))
+    assert ([], []) == (running_urls(), list(folder.iterdir()))
+    assert "tokentape serve" in unreachable_hint()
+
+
+def test_without_a_home_that_can_be_written_to_nothing_is_announced(home):
+    (home / ".cache").write_text("a file")
+    with announced(URL):
+        assert DEFAULT_URL == url_of_commands()
+
+
+def test_a_file_of_another_machine_or_with_another_text_is_ignored(home):
+    """A home may be on several machines."""
+    with announced("file:///etc/passwd"):
+        assert [] == running_urls()
+    with announced(URL):
+        (path,) = (home / ".cache/tokentape/running").iterdir()
+        path.rename(path.with_name(f"{os.uname().nodename}x-1.url"))
+        assert [] == running_urls()
