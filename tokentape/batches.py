@@ -34,8 +34,11 @@ class Batch:
     has the group or no extension succeeded within the lease, `is_lost` is true, and `check`, `groups` and `ack` raise.
     """
 
-    def __init__(self, client: Any, claimed: dict[str, Any], lease_s: float) -> None:
+    def __init__(
+        self, client: Any, claimed: dict[str, Any], lease_s: float, options: Mapping[str, Any] | None = None
+    ) -> None:
         self.claimed = claimed
+        self.options = options or {}  # of the claim
         self.batch_id: str = claimed["batch_id"]
         self._client = client
         self._lease_s = lease_s
@@ -187,7 +190,7 @@ async def claim_batches(
         _log_excluded(claimed, logged)
         stall.check(claimed)
         if claimed["batch_id"] is not None:
-            async with Batch(client, claimed, lease_s) as batch:
+            async with Batch(client, claimed, lease_s, options) as batch:
                 yield batch
             wait = None
         elif not wait.left_s or not wait.until_log_s:

@@ -306,6 +306,7 @@ class BlockingBatch:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self.claimed = batch.claimed
+        self.options = batch.options
         self.batch_id = batch.batch_id
 
     @property

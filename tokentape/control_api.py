@@ -42,6 +42,8 @@ CONNECTED: Final = b": following"  # the first line of the response of /events
 DATA: Final = b"data: "
 MIN_DELAY_S: Final = 0.25  # between two connections; it doubles until a change is received
 MAX_DELAY_S: Final = 10.0
+# The options of an export that select the tokens that it trains.
+_SELECTING: Final = ("branches", "include", "inherited", "max_len", "overlong", "overlong_buffer", "policy", "threads")
 _DIGITS: Final = 18
 
 InFlight = Literal["drain", "abort", "continue", "resume"]
@@ -327,21 +329,40 @@ class ControlApi:
 
     async def mismatch(
         self,
+        /,
         batch: Any,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Any],
         logprobs: Sequence[Any],
         *,
         policy_version: str | int,
         rank: int = 0,
+        policy: str | None = None,
+        cut: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         """Report how a trainer's logprobs of rows of a batch (or its ID) differ from the recorded ones; return the verdicts.
 
-        `tokentape.mismatch` describes the arguments, and computes what is sent: about 20 kB. Each rank reports its own rows,
-        each row once; a repeated report counts once. Raises ValueError for a row that is not of the batch.
+        `rows` are rows of format `sequences`, entries of `rows` of claimed groups, or {rollout_id, branch} (the ID alone for
+        the only row of a rollout); what they lack is read from the server, with the `options` of their export. `policy` names
+        a batch that was not claimed, of rollouts that were exported: `batch` is then any name.
+
+        `tokentape.mismatch` describes the other arguments, and computes what is sent: about 20 kB. Each rank reports its own
+        rows, each row once; a repeated report counts once. Raises ValueError for a row that is not of the batch.
         """
         require("numpy", user="mismatch", requirement="numpy>=2")
-        report = import_module("tokentape.mismatch_sums").report
-        batch_id, body = report(batch, rows, logprobs, policy_version=policy_version, rank=rank)
+        sums = import_module("tokentape.mismatch_sums")
+        shared = {name: getattr(batch, "options", {}).get(name) for name in _SELECTING}
+        options = {**shared, "policy": policy or shared["policy"], **options}
+        known = {name: [row async for row in self.export_rollout(name, **options)] for name in sums.elsewhere(rows)}
+        batch_id, body = sums.report(
+            batch,
+            sums.located(batch, rows, known),
+            logprobs,
+            policy_version=policy_version,
+            rank=rank,
+            policy=policy,
+            cut=cut,
+        )
         return cast("dict[str, Any]", await self.send("POST", path_of("batches", batch_id, "mismatch"), body))
 
     async def batch_mismatch(self, batch_id: str) -> dict[str, Any]:

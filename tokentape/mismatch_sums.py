@@ -1,11 +1,14 @@
 """Sums of the differences between a trainer's logprobs and the recorded ones, by what is known of each token. Requires numpy.
 
-`Client.mismatch` posts them to `POST /batches/{id}/mismatch`, which adds up the parts of all ranks and names the cause.
+Rows of other formats than `sequences` are those of `sequences` that train the same tokens (`located`).
+`Client.mismatch` posts the sums to `POST /batches/{id}/mismatch`, which adds up the parts of all ranks and names the cause.
 Tokens are counted in cells: all tokens, and for each of ten dimensions one cell for each value. Every sum is an integer in
 units of `UNIT`, so that parts add up to the same sums in any order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +34,7 @@ _ALMOST: Final = 0.02  # how far d of a certain token may be outside of [log top
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
+_Key = tuple[str | None, int | tuple[str, ...] | None]
 
 
 class _Run(NamedTuple):
@@ -49,17 +53,27 @@ _OF_RUNS: Final = ("lag", "endpoint", "engine", "temperature", "truncation", "bo
 
 
 def report(
-    batch: Any, rows: Sequence[Mapping[str, Any]], logprobs: Sequence[Any], *, policy_version: str | int, rank: int
+    batch: Any,
+    rows: Sequence[Mapping[str, Any]],
+    logprobs: Sequence[Any],
+    *,
+    policy_version: str | int,
+    rank: int,
+    policy: str | None = None,
+    cut: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """Return the ID of a batch and the body of a report; `batch` may be its ID only.
 
     Raises ValueError as `mismatch` does, and for a row that is not of the batch or is there twice.
     """
     if not isinstance(batch, str):
-        rollouts = {row["rollout_id"] for group in batch.claimed["groups"] for row in group["rows"]}
+        rollouts = {row["rollout_id"] for row in _listed(batch)}
         for number, row in enumerate(rows):
             if row.get("rollout_id") not in rollouts:
                 raise ValueError(f"{_named(number, row)} is not of the batch")
+    if len(rows) == len(logprobs):  # those without sampled tokens are no rows of the sums
+        pairs = [pair for pair in zip(rows, logprobs, strict=True) if pair[0]["branch"] is not None or len(pair[1])]
+        rows, logprobs = [row for row, _ in pairs], [values for _, values in pairs]
     branches: dict[str, list[int]] = {}
     seen = set()
     for number, row in enumerate(rows):
@@ -67,20 +81,119 @@ def report(
             raise ValueError(f"{_named(number, row)} is reported twice")
         seen.add(key)
         branches.setdefault(row["rollout_id"], []).append(row["branch"])
-    sums = mismatch(rows, logprobs, policy_version=policy_version)
+    sums = mismatch(rows, logprobs, policy_version=policy_version, cut=cut)
     body = {"rank": rank, "policy_version": str(policy_version), "rows": branches, "sums": sums}
-    return batch if isinstance(batch, str) else batch.batch_id, body
+    return batch if isinstance(batch, str) else batch.batch_id, body if policy is None else body | {"policy": policy}
+
+
+def elsewhere(rows: Iterable[Any]) -> list[str]:
+    """Return the rollouts of those rows that only name their place."""
+    names: dict[str, None] = {}
+    for number, place in enumerate(map(_place, rows)):
+        if place.get("rollout_id") is None:
+            raise ValueError(
+                f"row {number} has no rollout_id: pass the entries of `rows` of the claimed group, one for each row"
+            )
+        if "spans" not in place:
+            names[place["rollout_id"]] = None
+    return list(names)
+
+
+def located(
+    batch: Any, rows: Sequence[Any], exported: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[Mapping[str, Any]]:
+    """Return the rows of format `sequences` that train the tokens of these rows; `exported` has those of each rollout.
+
+    A row is one of `sequences`, or names its place: `rollout_id`, and `branch` (a number) or `step_ids`, as an entry of `rows`
+    of a claimed group does. The ID alone is enough for the only row of a rollout. Raises ValueError, which names the row.
+    """
+    places = [_place(row) for row in rows]
+    counts = Counter(map(_key, places))
+    claimed = None if isinstance(batch, str) else Counter(map(_key, _listed(batch)))
+    known = {name: _by_place(name, own, claimed) for name, own in exported.items()}
+    given: Counter[_Key] = Counter()
+    found = []
+    for number, place in enumerate(places):
+        if "spans" in place:
+            found.append(place)
+            continue
+        if place.get("step_ids") == []:  # a row without sampled tokens
+            found.append({**place, "branch": None, "mask": [], "logprobs": [], "spans": []})
+            continue
+        key = _key(place)
+        matching = known[place["rollout_id"]].get(key, [])
+        if len(matching) != counts[key]:  # several choices of a step have the same place, in their order
+            raise ValueError(
+                f"{_named(number, place)}: {len(matching)} rows of its rollout are at its place, {counts[key]} are given. Name "
+                "the branch, or pass the options of the export"
+            )
+        found.append(matching[given[key]])
+        given[key] += 1
+    return found
+
+
+def _place(row: Any) -> Mapping[str, Any]:
+    return {"rollout_id": row} if isinstance(row, str) else row
+
+
+def _listed(batch: Any) -> list[Mapping[str, Any]]:
+    return [row for group in batch.claimed["groups"] for row in group["rows"]]
+
+
+def _key(place: Mapping[str, Any]) -> _Key:
+    """Return what a place has besides the rollout. `branch` of an entry of a claim is where a playback branches."""
+    branch, steps = place.get("branch"), place.get("step_ids")
+    name = place.get("rollout_id")
+    return (name, branch) if isinstance(branch, int) else (name, None if steps is None else tuple(steps))
+
+
+def _by_place(
+    name: str, rows: Sequence[Mapping[str, Any]], claimed: Counter[_Key] | None
+) -> dict[_Key, list[Mapping[str, Any]]]:
+    """Return the rows of a rollout by their places, or its turns if the rows of a claim are turns.
+
+    Without a claim, a step is the place of a row or of a turn, unless several choices of it make these different.
+    """
+    found: dict[_Key, list[Mapping[str, Any]]] = {(name, None): list(rows)}
+    whole: dict[_Key, list[Mapping[str, Any]]] = {}
+    turns: dict[_Key, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found[name, row["branch"]] = [row]
+        whole.setdefault((name, tuple(dict.fromkeys(span["step_id"] for span in _owned(row)))), []).append(row)
+    for turn in sorted(_turns(rows), key=lambda turn: turn["spans"][0]["choice"]):
+        turns.setdefault((name, (turn["spans"][0]["step_id"],)), []).append(turn)
+    if claimed is None:
+        unclear = {key for key in turns if key in whole and len(whole[key]) != len(turns[key])}
+        return found | {key: at for key, at in (turns | whole).items() if key not in unclear}
+    own = {key: count for key, count in claimed.items() if key[0] == name and key[1] != ()}
+    return found | (whole if all(len(whole.get(key, ())) == count for key, count in own.items()) else turns)
+
+
+def _owned(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [span for span in row["spans"] if span["owned"]]
+
+
+def _turns(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the turns that rows train, each as a row with a `branch` that no other row has."""
+    number = len(rows)
+    for row in rows:
+        for _, grouped in groupby(_owned(row), lambda span: (span["step_id"], span["choice"])):
+            spans = list(grouped)
+            start, end = spans[0]["start"], spans[-1]["end"]
+            mask, logprobs = [0] * start + row["mask"][start:end], row["logprobs"][:end]
+            yield {**row, "branch": number, "mask": mask, "logprobs": logprobs, "spans": spans}
+            number += 1
 
 
 def mismatch(
-    rows: Sequence[Mapping[str, Any]], logprobs: Sequence[Any], *, policy_version: str | int
+    rows: Sequence[Mapping[str, Any]], logprobs: Sequence[Any], *, policy_version: str | int, cut: bool = False
 ) -> dict[str, Any]:
     """Return the sums of a part of a batch, as `POST /batches/{id}/mismatch` takes them.
 
     `rows` are rows of format `sequences` as they were claimed. `logprobs` has for each row the trainer's logprobs of its
-    trained tokens (mask 1), in their order; NaN is a token that was not scored. `policy_version` is the version of the weights
-    of the forward pass. Raises ValueError, which names the row, for another number of logprobs, an infinite one, or a row
-    without spans.
+    trained tokens (mask 1), in their order, as numbers, an array or a tensor; NaN is a token that was not scored.
+    `policy_version` is the version of the weights of the forward pass. With `cut`, a list may end early: the trainer cut the
+    row. Raises ValueError, which names the row, for another number of logprobs, an infinite one, or a row without spans.
     """
     if len(rows) != len(logprobs):
         raise ValueError(f"{len(rows)} rows have {len(logprobs)} lists of logprobs")
@@ -88,7 +201,7 @@ def mismatch(
     runs: list[_Run] = []
     recorded, given = [], []
     for number, (row, values) in enumerate(zip(rows, logprobs, strict=True)):
-        old, new = _arrays(number, row, values)
+        old, new = _arrays(number, row, values, cut=cut)
         own = _runs(number, row, version, epoch)
         if sum(run.length for run in own) != len(old):
             raise ValueError(f"{_named(number, row)}: its spans do not have the tokens of its mask")
@@ -108,22 +221,34 @@ def _latest_epoch(rows: Iterable[Mapping[str, Any]]) -> int:
     return max((span.get("epoch") or 0 for span in spans), default=0)
 
 
-def _arrays(number: int, row: Mapping[str, Any], values: Any) -> tuple[Floats, Floats]:
+def _arrays(number: int, row: Mapping[str, Any], values: Any, *, cut: bool) -> tuple[Floats, Floats]:
     """Return the recorded and the trainer's logprobs of a row's trained tokens; NaN where there is none."""
     name = _named(number, row)
     missing = [key for key in ("mask", "logprobs", "spans") if row.get(key) is None]
     if missing:
         raise ValueError(f"{name} has no {' and no '.join(missing)}; claim with format=sequences")
     trained = np.asarray(row["mask"], dtype=bool)
-    recorded, given = np.asarray(row["logprobs"], dtype=np.float64), np.asarray(values, dtype=np.float64)
+    recorded, given = np.asarray(row["logprobs"], dtype=np.float64), _numbers(name, values)
     if recorded.shape != trained.shape:
         raise ValueError(f"{name} has {len(recorded)} logprobs and a mask of {len(trained)}")
     count = int(trained.sum())
+    if cut and given.ndim == 1 and len(given) < count:
+        given = np.append(given, np.full(count - len(given), np.nan))
     if given.shape != (count,):
         raise ValueError(f"{name} has {count} trained tokens; logprobs of shape {given.shape} were given")
     if np.isinf(given).any():
         raise ValueError(f"{name}: logprob {int(np.argmax(np.isinf(given)))} of its trained tokens is infinite")
     return recorded[trained], given
+
+
+def _numbers(name: str, values: Any) -> Floats:
+    """Return the trainer's logprobs of a row, also of a tensor on any device. numpy has no bfloat16."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu()
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: its logprobs are not a list of numbers: {error}") from None
 
 
 def _runs(number: int, row: Mapping[str, Any], version: str, epoch: int) -> list[_Run]:

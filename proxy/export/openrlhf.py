@@ -6,13 +6,16 @@ The agent's response is not shifted. The action arrays of an Experience start at
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, Columns
+from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, TEXT, Columns
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, owned_turns, references
 from proxy.trajectory.sequence import Role, Row
 
 
 class OpenRlhfFormat(SequenceView):
-    """One agent response for each rollout; `action_ranges` has one half-open range for each turn."""
+    """One agent response for each rollout; `action_ranges` has one half-open range for each turn.
+
+    The trainer does not read `rollout_id`.
+    """
 
     name = "openrlhf"
     has_images = True
@@ -25,6 +28,7 @@ class OpenRlhfFormat(SequenceView):
         "reward": REWARD,
         "scores": REWARD,
         "truncated": FLAG,
+        "rollout_id": TEXT,
         "images": REFERENCES,
     }
 
@@ -36,6 +40,7 @@ class OpenRlhfFormat(SequenceView):
             "reward": source.reward(),
             "scores": source.reward(),
             "truncated": row.truncated,
+            "rollout_id": source.facts.rollout_id,
             **({"images": images} if (images := references(row, source)) else {}),
         }
 

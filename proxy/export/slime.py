@@ -2,6 +2,7 @@
 
 Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks (`rollout_mask_sums`).
 `rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct.
+`metadata` has the ID of the rollout and the branch, which the trainer does not read.
 `--use-opd` reads `teacher_log_probs` (0d234f3).
 """
 
@@ -31,6 +32,7 @@ class SlimeFormat(SequenceView):
         "reward": REWARD,
         "status": TEXT,
         "weight_versions": [TEXT],
+        "metadata": {"rollout_id": TEXT, "branch": COUNT},
         "multimodal_inputs": {"images": REFERENCES},
     }
 
@@ -47,6 +49,7 @@ class SlimeFormat(SequenceView):
             "reward": source.reward(),
             "status": _status(row, source),
             "weight_versions": _versions(row, source),
+            "metadata": {"rollout_id": source.facts.rollout_id, "branch": row.branch},
             **({"multimodal_inputs": {"images": images}} if (images := references(row, source)) else {}),
         }
 

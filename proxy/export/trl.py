@@ -5,7 +5,7 @@ The trainer treats a completion as truncated if its last id, as sampled, is not 
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, Batched, Columns
+from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, TEXT, Batched, Columns
 from proxy.export.sequence_view import (
     RowSource,
     SequenceView,
@@ -18,9 +18,9 @@ from proxy.trajectory.sequence import Row
 
 
 class TrlFormat(Batched, SequenceView):
-    """Separate prompt and completion. `reward` is for the reward functions, and is absent if there is none.
+    """Separate prompt and completion. `reward` and `rollout_id` are for the reward functions.
 
-    `images` is in all rows of a group if one has images.
+    `reward` is absent if there is none. `images` is in all rows of a group if one has images.
     """
 
     name = "trl"
@@ -32,6 +32,7 @@ class TrlFormat(Batched, SequenceView):
         "completion_ids": [IDS],
         "logprobs": [LOGPROBS],
         "env_mask": [BITS],
+        "rollout_id": [TEXT],
         "reward": [REWARD],
         "images": [REFERENCES],
     }
@@ -43,6 +44,7 @@ class TrlFormat(Batched, SequenceView):
             "completion_ids": [row.token_ids[start:]],
             "logprobs": [filled_logprobs(row, source)[start:]],
             "env_mask": [row.mask[start:]],
+            "rollout_id": [source.facts.rollout_id],
         }
         fields |= {} if source.facts.reward is None else {"reward": [source.reward()]}
         return {**fields, "images": [images]} if (images := references(row, source)) else fields

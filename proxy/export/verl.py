@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REFERENCES, REWARD, Batched, Column, Columns
+from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REFERENCES, REWARD, TEXT, Batched, Column, Columns
 from proxy.export.sequence_view import (
     RowSource,
     SequenceView,
@@ -26,19 +26,22 @@ from proxy.export.sequence_view import (
 )
 from proxy.trajectory.sequence import Role, Row, Scores
 
-_VERSIONS: dict[str, Column] = {"min_global_steps": COUNT, "max_global_steps": COUNT}
+_EXTRA: dict[str, Column] = {"rollout_id": TEXT, "min_global_steps": COUNT, "max_global_steps": COUNT}
 _TEACHER: dict[str, Column] = {"teacher_ids": [IDS], "teacher_logprobs": [LOGPROBS]}
 _BATCHED_TEACHER: Columns = {"teacher_ids": [[IDS]], "teacher_logprobs": [[LOGPROBS]]}
 
 
 class VerlFormat(SequenceView):
-    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without system messages."""
+    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without system messages.
+
+    `extra_fields` has its ID.
+    """
 
     name = "verl"
     has_images = True
     branches = "one"
     whole = True
-    scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"extra_fields": {**_VERSIONS, **_TEACHER}}}
+    scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"extra_fields": {**_EXTRA, **_TEACHER}}}
     likely: ClassVar[Mapping[Role, Columns]] = scored
     columns: ClassVar[Columns] = {
         "prompt_ids": IDS,
@@ -48,7 +51,7 @@ class VerlFormat(SequenceView):
         "reward_score": REWARD,
         "num_turns": COUNT,
         "metrics": JSON,
-        "extra_fields": _VERSIONS,
+        "extra_fields": _EXTRA,
         "multi_modal_data": {"images": REFERENCES},
     }
 
@@ -63,7 +66,7 @@ class VerlFormat(SequenceView):
             "reward_score": source.facts.reward,
             "num_turns": _messages(row, source),
             "metrics": {},
-            "extra_fields": _versions(row, source),
+            "extra_fields": {"rollout_id": source.facts.rollout_id, **_versions(row, source)},
             **({"multi_modal_data": {"images": images}} if (images := references(row, source)) else {}),
         }
 

@@ -106,7 +106,7 @@ def test_policy_versions_are_those_of_live_tokens(mode):
         "marin": lambda row: row["metadata"]["weight_step"],
     }
     expected = {
-        "verl": {"min_global_steps": 4, "max_global_steps": 4},
+        "verl": {"rollout_id": "r1", "min_global_steps": 4, "max_global_steps": 4},
         "trl_async": (4, 0.0),
         "areal": [-1] * len(WHOLE) + [4, 4],
         "slime": ["4"],
@@ -124,10 +124,10 @@ def test_the_version_of_what_was_inherited_does_not_matter(inherited):
         known = [rows(name, mode, [*steps, worked.second()])[0] for name in ("verl", "slime")]
         unknown = [rows(name, mode, [*steps, worked.second(policy_version=None)])[0] for name in ("verl", "slime")]
 
-        assert ({"min_global_steps": 4, "max_global_steps": 4}, ["4"]) == (
+        assert ({"rollout_id": "r1", "min_global_steps": 4, "max_global_steps": 4}, ["4"]) == (
             known[0]["extra_fields"], known[1]["weight_versions"]
         )  # fmt: skip
-        assert ({}, []) == (unknown[0]["extra_fields"], unknown[1]["weight_versions"])
+        assert ({"rollout_id": "r1"}, []) == (unknown[0]["extra_fields"], unknown[1]["weight_versions"])
 
 
 @pytest.mark.parametrize("mode", ["prompt", "masked"])

@@ -19,6 +19,7 @@ def test_an_agents_response_has_unshifted_tokens_and_one_range_per_turn():
             "reward": 1.0,
             "scores": 1.0,
             "truncated": False,
+            "rollout_id": "r1",
         }
     ] == worked.rows("openrlhf")
 

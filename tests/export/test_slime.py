@@ -23,6 +23,7 @@ EXAMPLE = {
     "reward": 1.0,
     "status": "completed",
     "weight_versions": ["3", "4"],
+    "metadata": {"rollout_id": "r1", "branch": 0},
 }
 FORK = [make_step("a", [1], [10]), make_step("b", [2], [20])]
 

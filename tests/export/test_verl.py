@@ -15,7 +15,7 @@ OUTPUT = {
     "reward_score": 1.0,
     "num_turns": 4,
     "metrics": {},
-    "extra_fields": {"min_global_steps": 3, "max_global_steps": 4},
+    "extra_fields": {"rollout_id": "r1", "min_global_steps": 3, "max_global_steps": 4},
 }
 BATCH = {
     "prompts": [[0, 101, 102, 103]],
@@ -46,7 +46,7 @@ def test_policy_versions_and_reward_are_optional():
     steps = [worked.first(policy_version=None), worked.second(policy_version=None)]
     (row,) = worked.rows("verl", steps, replace(worked.FACTS, reward=None))
 
-    assert OUTPUT | {"extra_fields": {}, "reward_score": None} == row
+    assert OUTPUT | {"extra_fields": {"rollout_id": "r1"}, "reward_score": None} == row
 
 
 def test_a_batch_is_padded_left_for_prompts_and_right_for_responses():

@@ -1,14 +1,23 @@
 """Sums of the differences between a trainer's logprobs and the recorded ones."""
 
+from array import array
+from dataclasses import replace
 from time import process_time
 
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support import worked
+from tests.support.forests import unique_forests
+from tests.support.reading_rows import CONVERSATIONS, trained_ids
 
 import tokentape
+from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.rollouts.mismatch import contradiction
-from tokentape.mismatch_sums import mismatch, report
+from proxy.trajectory.sequence import Options
+from tokentape.mismatch_sums import elsewhere, located, mismatch, report
 
 SPAN = {"choice": 0, "policy_version": "7", "temperature": 1.0, "owned": True, "endpoint": "e", "engine": "vllm"}
 
@@ -99,6 +108,8 @@ def test_rare_values_are_counted_together():
     [
         ({}, [-1.0], "row 1 .*'r'.* 3 trained tokens"),
         ({}, [-1.0, -np.inf, -1.0], "row 1 .* infinite"),
+        ({}, [-1.0, [-1.0], -1.0], "row 1 .* not a list of numbers"),
+        ({}, [[-1.0]] * 3, "row 1 .* shape"),
         ({"spans": None}, [-1.0] * 3, "row 1 .* no spans; claim with format=sequences"),
         ({"spans": [span(0, 2)]}, [-1.0] * 3, "row 1 .* spans"),
         ({"spans": [span(2, 1)]}, [-1.0] * 3, "row 1 .* from 2 to 1"),
@@ -116,13 +127,6 @@ def test_each_row_has_logprobs():
         mismatch([row(span(0, 3))], [], policy_version="7")
 
 
-class Claimed:
-    """A batch with a row of rollout r."""
-
-    batch_id = "b"
-    claimed = {"groups": [{"rows": [{"rollout_id": "r"}]}]}
-
-
 def test_a_report_has_the_branches_of_its_rows():
     rows = [row(span(0, 1)), row(span(0, 1), branch=1)]
     batch_id, body = report(Claimed(), rows, [[-1.0]] * 2, policy_version=7, rank=2)
@@ -138,6 +142,108 @@ def test_a_report_with_a_row_of_another_batch_or_a_repeated_one_is_refused(chang
     rows = [row(span(0, 1)), row(span(0, 1)) | changed]
     with pytest.raises(ValueError, match=match):
         report(Claimed(), rows, [[-1.0]] * 2, policy_version=7, rank=0)
+
+
+class Claimed:
+    """A batch with rows at these places."""
+
+    batch_id = "b"
+
+    def __init__(self, places=({"rollout_id": "r"},)):
+        self.claimed = {"groups": [{"rows": list(places)}]}
+
+
+def logged(step):
+    """Return a step whose logprobs show the ids of their tokens."""
+    choices = [replace(it, logprobs=array("f", [-float(token) for token in it.ids])) for it in step.choices]
+    return replace(step, choices=tuple(choices))
+
+
+@given(unique_forests(), st.sampled_from(sorted(FORMATS.keys() - CONVERSATIONS.keys() - {"steps"})))
+def test_rows_of_any_format_are_found_by_what_a_claim_has_of_them(steps, name):
+    """Each trained token is compared with its own recorded logprob. `steps` has rows that no sequence has: replaced ones."""
+    steps, fill = [*map(logged, steps)], Fill(prompt_length=64, response_length=64)
+    canonical = FORMATS["sequences"].rows(worked.FACTS, steps, Options()).rows
+    try:
+        found = FORMATS[name].rows(worked.FACTS, steps, Options(), fill)
+    except Inexpressible:
+        return
+    places = [{"rollout_id": "r1", "step_ids": list(ids), "branch": {}} for ids in found.trained]
+    logprobs = [
+        [-float(token) for token in trained_ids(name, each)] if place["step_ids"] else []
+        for place, each in zip(places, found.rows, strict=True)
+    ]
+    rows = located(Claimed(places), places, {"r1": canonical})
+    _, body = report(Claimed(places), rows, logprobs, policy_version=3, rank=0)
+    cells = body["sums"]["cells"]["all"]
+
+    assert set(elsewhere(places)) <= {"r1"}
+    assert body["sums"]["sequences"][0] == sum(map(bool, logprobs))
+    assert len(body["rows"].get("r1", [])) == sum(map(bool, logprobs))
+    if cells:
+        assert sum(map(sum, (row["mask"] for row in canonical))) == cells["all"]["histogram"][0]
+
+
+def test_a_row_is_found_by_its_branch_or_its_rollout_alone():
+    first, second = row(span(0, 1)), row(span(0, 1, owned=False), span(2, 4, "t"), branch=1)
+    places = [{"rollout_id": "r", "branch": 1}, {"rollout_id": "r", "branch": 0}, "q", row(span(0, 1), rollout_id="p")]
+
+    assert ["r", "q"] == elsewhere(places)
+    assert [second, first, {**first, "rollout_id": "q"}, places[3]] == located(
+        "b", places, {"r": [first, second], "q": [{**first, "rollout_id": "q"}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "match"),
+    [
+        ("r", "row 1 .*'r'.* 2 rows of its rollout are at its place, 1 are given"),
+        ({"rollout_id": "r", "branch": 2}, "row 1 .* 0 rows"),
+        ({"rollout_id": "r", "step_ids": ["u"]}, "row 1 .* 0 rows .* options of the export"),
+        ({"token_ids": [1]}, "row 1 has no rollout_id: pass the entries of `rows`"),
+    ],
+)
+def test_a_row_without_a_place_or_with_several_is_named(place, match):
+    rows = [row(span(0, 1)), place]
+    with pytest.raises(ValueError, match=match):
+        elsewhere(rows)
+        located("b", rows, {"r": [row(span(0, 1)), row(span(0, 1), branch=1)]})
+
+
+def test_logprobs_can_be_a_tensor():
+    """On any device, and of any precision."""
+
+    class Tensor(list):
+        def detach(self):
+            return Tensor(self)
+
+        float = cpu = detach
+
+    sums = mismatch([row(span(0, 3))], [Tensor([-1.5] * 3)], policy_version="7")
+
+    assert {"all": 3} == tokens(sums, "all")
+
+
+def test_several_choices_of_a_step_are_found_in_their_order_and_without_the_claim_only_by_branch():
+    """The second row is one turn of a step whose other turn is in the first row."""
+    rows = [row(span(0, 1), span(2, 3, "t")), row(span(0, 2, choice=1), branch=1)]
+    turns = [{"rollout_id": "r", "step_ids": [step]} for step in "sst"]
+    found = located(Claimed(turns), turns, {"r": rows})
+
+    assert [(0, 1), (0, 2), (2, 3)] == [(each["spans"][0]["start"], len(each["mask"])) for each in found]
+    assert 3 == len({each["branch"] for each in found} - {0, 1})
+    with pytest.raises(ValueError, match="row 0 .* 2 rows .* 1 are given"):
+        located(Claimed(turns), turns[1:], {"r": rows})
+    with pytest.raises(ValueError, match="row 0 .* 0 rows .* Name the branch"):
+        located("b", turns[:1], {"r": rows})
+
+
+def test_a_row_that_the_trainer_cut_has_fewer_logprobs():
+    sums = mismatch([row(span(0, 3))], [[-1.0]], policy_version="7", cut=True)
+
+    assert {"all": 1} == tokens(sums, "all")
+    with pytest.raises(ValueError, match="row 0 .* 3 trained tokens"):
+        mismatch([row(span(0, 3))], [[-1.0] * 4], policy_version="7", cut=True)
 
 
 def test_a_million_tokens_take_seconds_and_kilobytes():

@@ -27,11 +27,7 @@ async def post_mismatch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/mismatch`: count a part once. 409 if it overlaps another one, or the batch was released."""
     context = request.app[CONTEXT]
     body = await body_from(request, PostMismatch)
-    try:
-        batch = await batch_from(request, ending="acked")
-        context.policies.named(batch.policy)
-    except NotFound as unknown:
-        raise UnprocessableRequest(unknown.message, param=unknown.param) from None
+    batch = await _reported(request, body.policy)
     part, sums = await in_thread(mismatch_reports.part_from, body.rank, body.rows, body.sums)
     await _check_version(context, batch, body.policy_version, sums)
     await _check_rows(context, batch, body.rows)
@@ -82,6 +78,29 @@ def _shown(batch_id: str, report: Report, verdicts: list[Verdict]) -> dict[str, 
     }
 
 
+async def _reported(request: web.Request, policy: str | None) -> Batch:
+    """Return the batch of a report: a claimed one, or one without groups if the report names a policy.
+
+    Raises UnprocessableRequest if there is none, or it is of another policy.
+    """
+    context = request.app[CONTEXT]
+    try:
+        try:
+            batch = await batch_from(request, ending="acked")
+        except NotFound:
+            if policy is None:
+                raise
+            batch = Batch(rollout_id_from(request), "", (), policy)
+        context.policies.named(batch.policy)
+    except NotFound as unknown:
+        raise UnprocessableRequest(unknown.message, param=unknown.param) from None
+    if policy not in (None, batch.policy):
+        raise UnprocessableRequest(
+            f"Batch {batch.batch_id!r} is of policy {batch.policy!r}, not {policy!r}.", param="policy"
+        )
+    return batch
+
+
 async def _check_version(context: Context, batch: Batch, version: str, sums: Sums) -> None:
     """Raise UnprocessableRequest for a version that was not announced yet, and that no token has."""
     announced = read_announced(await context.store.announcements.read(), batch.policy)
@@ -97,13 +116,20 @@ async def _check_version(context: Context, batch: Batch, version: str, sums: Sum
 
 
 async def _check_rows(context: Context, batch: Batch, rows: Mapping[str, Any]) -> None:
-    """Raise UnprocessableRequest for a rollout that is in no group of the batch, unless one was deleted since."""
-    names = [waiting.group for waiting in batch.held]
-    found = await context.store.groups.get_all(names, with_marks=True)
-    groups = [read_group(*entry) for entry in found if entry is not None]
-    if len(groups) < len(names):
-        return
-    members = {name for group in groups for name in group.members}
+    """Raise UnprocessableRequest for a rollout that is in no group of the batch, unless one was deleted since.
+
+    Rollouts of a batch without groups must exist.
+    """
+    if names := [waiting.group for waiting in batch.held]:
+        found = await context.store.groups.get_all(names, with_marks=True)
+        groups = [read_group(*entry) for entry in found if entry is not None]
+        if len(groups) < len(names):
+            return
+        members = {name for group in groups for name in group.members}
+        why = f"is not in batch {batch.batch_id!r}"
+    else:
+        rollouts = zip(rows, await context.store.get_each(list(rows)), strict=True)
+        members, why = {name for name, stored in rollouts if stored is not None}, "does not exist"
     stranger = next((name for name in rows if name not in members), None)
     if stranger is not None:
-        raise UnprocessableRequest(f"Rollout {stranger!r} is not in batch {batch.batch_id!r}.", param="rows")
+        raise UnprocessableRequest(f"Rollout {stranger!r} {why}.", param="rows")

@@ -453,9 +453,11 @@ class PostMismatch(RequestModel):
     """`POST /batches/{id}/mismatch`: the sums of a part of a batch, as `tokentape.mismatch` returns them.
 
     `rows` are the branches of each rollout in the part.
+    `policy` is required if the batch was not claimed: its ID is then a name, and its rollouts were exported.
     """
 
     rank: Annotated[int, Field(ge=0, le=2**31)] = 0
+    policy: Name | None = None
     policy_version: Name
     rows: Annotated[
         dict[Id, Annotated[list[Index], Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=20_000)

@@ -7,13 +7,14 @@ from itertools import permutations
 import numpy as np
 import pytest
 from tests.support.fakes import settings_for
+from tests.support.reading_rows import BACK, TURNS, entries
 from tests.support.session import Session
 from tests.support.sweeping import SetClock
 
 from proxy.clock import SystemClock
 from proxy.server.listener import running
 from proxy.telemetry.metrics import MISMATCHES
-from tokentape import AsyncClient
+from tokentape import AsyncClient, ClientError
 from tokentape.mismatch_sums import report
 
 
@@ -246,3 +247,81 @@ async def test_the_client_reports_a_batch(proxy, batch):
     assert reported["counted"]
     assert reported["verdicts"] == shown["verdicts"]
     assert 0.0 == shown["cells"]["all"]["all"]["abs_mean"]
+
+
+@pytest.mark.parametrize(
+    "form", ["trl", "verl_dataproto", "slime", "openrlhf_experience", "areal", "training_examples"]
+)
+async def test_the_client_reports_rows_of_other_formats_by_what_the_claim_has_of_them(proxy, batch, form):
+    await proxy.release(batch)
+    options = {"format": form, "prompt_length": 64, "response_length": 64}
+    async with AsyncClient(proxy.url) as client:
+        async for claimed in client.batches(consumer="t", groups=2, wait_s=0, **options):
+            rows = [row for group in claimed.groups for row in group["rows"]]
+            data = [row for group in claimed.groups for row in entries(form, group["data"])]
+            reported = await client.mismatch(claimed, rows, [recorded_in(form, row) for row in data], policy_version=3)
+            shown = await client.batch_mismatch(claimed.batch_id)
+
+    assert reported["counted"]
+    assert sum(sum(row["mask"]) for row in rows_of(batch)) == reported["tokens"]
+    assert 0 == pytest.approx(shown["cells"]["all"]["all"]["abs_mean"], abs=1e-7)
+
+
+def recorded_in(form, row):
+    """Return the logprobs of the trained tokens of a row."""
+    if form in TURNS:
+        return TURNS[form](row)[2]
+    _, mask, logprobs = BACK[form](row)
+    return [value for value, bit in zip(logprobs, mask, strict=True) if bit]
+
+
+async def test_the_options_of_a_claim_select_the_tokens_that_are_read_again(proxy):
+    """Here the longest row, without its last turn."""
+    (member,) = await proxy.open_group("g", 1)
+    await proxy.turns(member, 3)
+    await proxy.chat(member)
+    await proxy.finish(member, reward=1.0)
+    row = max((await proxy.get(f"/rollouts/{member}/export")).json["rows"], key=lambda row: len(row["token_ids"]))
+    options = {"format": "slime", "branches": "longest", "max_len": row["spans"][1]["end"]}
+    async with AsyncClient(proxy.url) as client:
+        async for claimed in client.batches(consumer="t", groups=1, wait_s=0, **options):
+            (place,), (data,) = claimed.groups[0]["rows"], claimed.groups[0]["data"]
+            await proxy.put("/policy", {"version": 3})
+            reported = await client.mismatch(claimed, [place], [recorded_in("slime", data)], policy_version=3)
+
+    assert 2 == len(place["step_ids"])
+    assert sum(data["loss_mask"]) == reported["tokens"] > 0
+
+
+async def test_a_batch_that_was_not_claimed_has_a_name_and_a_policy(proxy, batch):
+    """Its rollouts were exported one by one: the ID of each is enough."""
+    rows = rows_of(batch)
+    names = [row["rollout_id"] for row in rows]
+    logprobs = [recorded_in("sequences", row) for row in rows]
+    given = {"policy_version": 3, "policy": "default"}
+    async with AsyncClient(proxy.url) as client:
+        first = await client.mismatch("run-1", names[:2], logprobs[:2], **given)
+        second = await client.mismatch("run-1", names[2:], logprobs[2:], rank=1, **given)
+        again = await client.mismatch("run-1", names[2:], logprobs[2:], rank=1, **given)
+        with pytest.raises(ClientError, match="'run-1' not found"):
+            await client.mismatch("run-1", names, logprobs, policy_version=3)
+        shown = await client.batch_mismatch("run-1")
+
+    assert [True, True, False] == [each["counted"] for each in (first, second, again)]
+    assert [{"rank": 0, "rows": 2}, {"rank": 1, "rows": len(rows) - 2}] == shown["parts"]
+    assert sum(sum(row["mask"]) for row in rows) == shown["tokens"]
+
+
+async def test_a_batch_that_was_not_claimed_has_known_rollouts_and_a_known_policy(proxy, batch):
+    body = body_of(batch, rows_of(batch)) | {"policy": "default"}
+    path = "/batches/run-1/mismatch"
+    refused = [
+        await proxy.post(path, body_of(batch, rows_of(batch)[:1]) | {"policy": "default", "rows": {"other": [0]}}),
+        await proxy.post(path, body | {"policy": "other"}),
+        await proxy.post(path, body_of(batch, rows_of(batch), version="x") | {"policy": "default"}),
+        await send(proxy, batch, body | {"policy": "other"}),
+    ]
+
+    assert [(422, "rows"), (422, "policy"), (422, "policy_version"), (422, "policy")] == [
+        (response.status, response.json["error"]["param"]) for response in refused
+    ]

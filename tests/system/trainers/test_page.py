@@ -147,7 +147,7 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
     made = await asyncio.to_thread(page.rollout_func, [TASK] * 3 + [other] * 3, SimpleNamespace(args=args))
     lengths = [len(ids) for ids in made["prompt_ids"]]
 
-    assert {"prompt_ids", "completion_ids", "logprobs", "env_mask", "reward"} == made.keys()
+    assert {"prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id", "reward"} == made.keys()
     assert {6} == {len(entries) for entries in made.values()}
     assert lengths[0] < lengths[3]
     assert lengths == sorted(lengths)
