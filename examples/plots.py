@@ -96,15 +96,10 @@ def plot_rewards(axes: Axes, seen: Seen) -> None:
     for place, version in enumerate(versions):
         groups = [np.array(group) for group in seen.rewards[version].values()]
         across = place + np.linspace(-0.3, 0.3, len(groups) + 2)[1:-1]
-        spread = np.array([[g.mean() - g.min(), g.max() - g.mean()] for g in groups]).T
+        spread = np.abs([[g.mean() - g.min(), g.max() - g.mean()] for g in groups]).T  # rounding can make a 0 negative
         axes.errorbar(across, [g.mean() for g in groups], yerr=spread, fmt=".", color=SOFT, elinewidth=1)
-    axes.plot(
-        [np.mean(np.concatenate(list(seen.rewards[v].values()))) for v in versions],
-        "o-",
-        ms=3,
-        color=WARM,
-        label="mean",
-    )
+    means = [np.mean(np.concatenate(list(seen.rewards[version].values()))) for version in versions]
+    axes.plot(means, "o-", ms=3, color=WARM, label="mean", zorder=3)
     step = max(1, len(versions) // 8)
     axes.set_xticks(range(0, len(versions), step), versions[::step])
     axes.set(title="Rewards of groups: mean and range", xlabel="policy version", ylabel="reward")
@@ -124,18 +119,20 @@ def plot_turns(axes: Axes, seen: Seen) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw the four plots into one image."""
+    """Draw the plots into one image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy (default: %(default)s)")
     source.add_argument("--file", type=Path, help="file of exported rows: .parquet or .ndjson")
     parser.add_argument("--out", type=Path, default=Path("plots.png"), help="image file (default: %(default)s)")
+    parser.add_argument("--rewards", action="store_true", help="plot the rewards only")
     options = parser.parse_args(arguments)
     seen = Seen(rows_of(options.url, options.file))
     if not seen.logprobs:
         parser.exit(1, "There is nothing to plot: no exported row has sampled tokens with logprobs.\n")
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    plots = (plot_histogram, plot_places, plot_rewards, plot_turns)
+    plots = (plot_histogram, plot_places, plot_rewards, plot_turns) if not options.rewards else (plot_rewards,)
+    rows, columns, height = (1, 1, 4) if options.rewards else (2, 2, 7)
+    figure, axes = plt.subplots(rows, columns, figsize=(10, height), layout="constrained", squeeze=False)
     for plot, place in zip(plots, axes.flat, strict=True):
         plot(place, seen)
         place.spines[["top", "right"]].set_visible(False)

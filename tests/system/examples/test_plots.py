@@ -25,11 +25,12 @@ async def played(url):
         return [row async for row in client.export(format="sequences")]
 
 
-async def test_the_rows_of_a_proxy_are_plotted(simulated, run, tmp_path):
+@pytest.mark.parametrize("which", [[], ["--rewards"]])
+async def test_the_rows_of_a_proxy_are_plotted(simulated, run, tmp_path, which):
     """The program prints the number of sampled tokens."""
     url, _ = simulated
     rows = await played(url)
-    _, output = await run(plots.main, "--url", url, "--out", tmp_path / "plots.png")
+    _, output = await run(plots.main, "--url", url, "--out", tmp_path / "plots.png", *which)
 
     sampled = sum(sum(row["mask"]) for row in rows)
     assert f"{tmp_path / 'plots.png'}: 4 rows, {sampled} sampled tokens, 2 policy versions\n" == output
@@ -83,3 +84,14 @@ async def test_without_rows_the_exit_status_is_1(simulated, capsys):
         await asyncio.to_thread(plots.main, ["--url", simulated[0]])
 
     assert "There is nothing to plot" in capsys.readouterr().err
+
+
+def test_a_group_of_equal_rewards_is_plotted():
+    """Its mean can be less than each of them, by rounding."""
+    spans = [{"start": 0, "end": 1, "owned": True, "policy_version": "0"}]
+    row = {"logprobs": [-1.0], "reward": 0.4, "group_id": "g", "rollout_id": "r", "spans": spans}
+    figure, axes = plots.plt.subplots()
+    plots.plot_rewards(axes, plots.Seen([row] * 3))
+    plots.plt.close(figure)
+
+    assert "reward" == axes.get_ylabel()

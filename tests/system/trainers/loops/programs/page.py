@@ -1,10 +1,14 @@
 """The code of docs/trainers.md, for programs that run in the trainers' Python."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.support.pages import ROOT, blocks_of
+# Not as `tests.support`: verl and OpenRLHF install a package `tests`.
+sys.path.append(str(Path(__file__).parents[4] / "support"))
+
+from pages import ROOT, blocks_of
 
 TASKS = [[{"role": "user", "content": text}] for text in ("Name a city.", "Name two fruits.")]
 
