@@ -43,6 +43,7 @@ class Batch:
     versions: tuple[str, ...] = (VERSION,)  # of rows, in turn
     shift: int = 0  # of the trainer's logprobs in a row
     ids_off_by: int = 0
+    certainty: float = 1.0  # a factor of the logits
 
     @property
     def tokens(self) -> int:
@@ -83,7 +84,7 @@ def kept_by_top_p(logprobs: Floats, top_p: float) -> Floats:
 
 def simulated(batch: Batch) -> tuple[list[dict[str, Any]], list[Floats]]:
     """Return the rows of a batch as they are claimed, and the trainer's logprobs."""
-    scale = np.where(batch.rows % 2 == 0, 6.0, 3.5) * np.where(batch.is_first, 0.6, 1.0)
+    scale = batch.certainty * np.where(batch.rows % 2 == 0, 6.0, 3.5) * np.where(batch.is_first, 0.6, 1.0)
     scale = scale * batch.random.uniform(0.4, 1.6, batch.tokens)
     logits = batch.random.normal(0, 1, (batch.tokens, VOCABULARY)) * scale[:, None]
     engine = logits + batch.random.normal(0, batch.noise, logits.shape) + batch.engine_only
@@ -147,6 +148,11 @@ def other_tokens(batch: Batch) -> None:
     batch.ids_off_by = 1
 
 
+def other_tokens_of_all(batch: Batch) -> None:
+    """Score the next id, of a policy that is never certain."""
+    batch.certainty, batch.ids_off_by = 0.4, 1
+
+
 def truncated_support(batch: Batch) -> None:
     """Renormalize over the kept tokens on the engine's side only."""
     batch.top_p = 0.9
@@ -170,6 +176,11 @@ def stale_endpoint(batch: Batch) -> None:
 def boundaries(batch: Batch) -> None:
     """Compute the first tokens of replies over other positions."""
     batch.engine_only = batch.changed(0.3, batch.is_first)
+
+
+def restarted(batch: Batch) -> None:
+    """Compute replies that follow others in their row over other positions."""
+    batch.engine_only = batch.changed(1.0, np.arange(batch.tokens) % (TURNS * TURN) >= TURN)
 
 
 def heavy_tail(batch: Batch) -> None:
@@ -201,11 +212,13 @@ CAUSES: Final[dict[str, tuple[Callable[[Batch], None], set[str]]]] = {
     "bfloat16, temperature 0.7 on both sides": (warm, {"numeric"}),
     "rows shifted by one": (shifted, {"shifted"}),
     "ids off by one": (other_tokens, {"other_tokens"}),
+    "ids off by one, a policy that is never certain": (other_tokens_of_all, {"other_tokens"}),
     "top-p 0.9, logprobs over the kept tokens": (truncated_support, {"truncated_support"}),
     "temperature 0.7, engine raw": (raw_engine, {"temperature"}),
     "temperature 0.7, trainer raw": (raw_trainer, {"temperature"}),
     "one endpoint with older weights": (stale_endpoint, {"stale_endpoint"}),
     "first tokens over other positions": (boundaries, {"boundaries"}),
+    "later replies over other positions": (restarted, {"boundaries"}),
     "experts routed otherwise": (heavy_tail, {"heavy_tail"}),
     "rows of older versions": (lag, {"lag"}),
     "other weights of the same version": (unexplained, {"unexplained"}),

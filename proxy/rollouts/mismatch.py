@@ -28,11 +28,15 @@ _COUNT, _D, _SIZE, _SQUARE = range(4)  # of a bin
 
 # Thresholds that are no settings: they separate a cause from noise, or from all that is plausible.
 _SHIFTED: Final = 0.2  # of the mean |d|
-_OTHER_TOKENS: Final = 3.0  # the median of |d|
+_OTHER_TOKENS: Final = 3.0  # the median of |d|; or, with a correlation of t and l as of unrelated ones:
+_UNRELATED_MEDIAN: Final = 1.0
+_UNRELATED: Final = 0.5
 _SUPPORT_Z: Final = -10.0
 _SUPPORT_MEAN: Final = -0.002  # besides the bias of noise
 _SUPPORT_INSIDE: Final = 0.95  # of the tokens with l 0
 _SLOPE_ERRORS: Final = 10.0
+_SCALED: Final = 0.9  # the correlation of t and l, if one is of another temperature
+_SHARE: Final = 0.2  # of the variance of d, which l then explains at least
 _Z: Final = 6.0
 _EXCESS: Final = 0.001  # of a mean |d|, below which a ratio is none
 _TAIL_MEDIAN: Final = 0.1
@@ -215,16 +219,16 @@ def verdicts_of(sums: Mapping[str, Any], rules: Rules) -> list[Verdict]:
     tokens = tokens_of(sums)
     if tokens < rules.min_tokens:
         return [Verdict(TOO_FEW, why=f"{tokens} tokens were scored; a verdict takes {rules.min_tokens}")]
-    misplaced = [*_shifted(sums), *_other_tokens(sums)][:1]
+    misplaced = [*_shifted(sums), *_other_tokens(sums, rules)][:1]
     if misplaced:
         return misplaced  # all other figures are of pairs of different tokens
     fresh = _fresh_tokens(sums)
-    support = list(_truncated_support(sums))
-    found = [*support, *_temperature(sums, rules), *_stale_endpoints(sums, rules), *_boundaries(sums, rules)]
-    explained = {verdict.verdict for verdict in found}
-    if not explained & {"truncated_support", "temperature"}:
+    scaled = [*_truncated_support(sums), *_temperature(sums, rules)]
+    stale, lag = list(_stale_endpoints(sums, rules)), list(_lag(sums, rules))
+    found = [*scaled, *stale, *_boundaries(sums, rules, [*stale, *lag])]
+    if not scaled:
         found += _heavy_tail(sums, rules, found)
-    found += _lag(sums, rules)
+    found += lag
     if fresh < _few(rules):
         why = f"{fresh} tokens are of the reported version: verdicts about weights take {_few(rules)} of them"
         return [*(each for each in found if each.verdict not in ABOUT_WEIGHTS), Verdict(UNKNOWN, why=why)]
@@ -259,14 +263,13 @@ def _shifted(sums: Mapping[str, Any]) -> Iterable[Verdict]:
         yield Verdict("shifted", why=f"the trainer's logprob of a token is the engine's of {where}", figures=figures)
 
 
-def _other_tokens(sums: Mapping[str, Any]) -> Iterable[Verdict]:
-    middle = median(sums["uncertain"])
-    if middle > _OTHER_TOKENS:
-        yield Verdict(
-            "other_tokens",
-            why="the trainer's logprobs are of other token ids than the engine's",
-            figures={"abs_median": middle},
-        )
+def _other_tokens(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
+    middle, slopes = median(sums["uncertain"]), list(sums["slopes"].values())
+    fit = _fit([sum(column) for column in zip(*slopes, strict=True)], rules) if slopes else None
+    is_unrelated = fit is not None and fit.correlation < _UNRELATED and middle > _UNRELATED_MEDIAN
+    if middle > _OTHER_TOKENS or is_unrelated:
+        figures = {"abs_median": middle} | ({} if fit is None else {"correlation": fit.correlation})
+        yield Verdict("other_tokens", None, "the trainer's logprobs are of other tokens than the engine's", figures)
 
 
 def _truncated_support(sums: Mapping[str, Any]) -> Iterable[Verdict]:
@@ -285,19 +288,37 @@ def _truncated_support(sums: Mapping[str, Any]) -> Iterable[Verdict]:
             )
 
 
+class _Fit(NamedTuple):
+    tokens: int
+    lean: float  # the slope of d on l
+    error: float
+    share: float  # of the variance of d that l explains
+    correlation: float  # of t and l
+
+
+def _fit(sums: Sequence[int], rules: Rules) -> _Fit | None:
+    """Fit d to l; None with few tokens, or of one l."""
+    count = sums[0]
+    mean, d, ll, ld, dd = (value * UNIT / count for value in sums[1:])
+    spread = ll - mean * mean
+    if count < _few(rules) or spread < 1e-6:
+        return None
+    shared, own = ld - mean * d, max(dd - d * d, 0.0)
+    lean, share = shared / spread, shared * shared / (spread * max(own, 1e-12))
+    error = sqrt(max(own - lean * shared, 0.0) / (count * spread))
+    correlation = (spread + shared) / sqrt(spread * max(spread + own + 2 * shared, 1e-12))
+    return _Fit(count, lean, error, share, correlation)
+
+
 def _temperature(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
+    """Other contexts and weights have a slope, too, to the mean of t; with a temperature, t is also close to a line."""
     for label, slope in sorted(sums["slopes"].items()):
-        count = slope[0]
-        mean, d, ll, ld, dd = (value * UNIT / count for value in slope[1:])
-        spread = ll - mean * mean
-        if count < _few(rules) or spread < 1e-6:
+        fit = _fit(slope, rules)
+        if fit is None or fit.correlation < _SCALED or fit.share < _SHARE:
             continue
-        lean = (ld - mean * d) / spread
-        error = sqrt(max(dd - d * d - lean * lean * spread, 0.0) / (count * spread))
-        if abs(lean) > rules.slope and abs(lean) > _SLOPE_ERRORS * error:
-            yield Verdict(
-                "temperature", label, _direction(label, lean), {"slope": 1 + lean, "error": error, "tokens": count}
-            )
+        if abs(fit.lean) > max(rules.slope, _SLOPE_ERRORS * fit.error):
+            figures = {"slope": 1 + fit.lean, "error": fit.error, "correlation": fit.correlation, "tokens": fit.tokens}
+            yield Verdict("temperature", label, _direction(label, fit.lean), figures)
 
 
 def _direction(label: str, lean: float) -> str:
@@ -361,18 +382,29 @@ def _stale_endpoints(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]
             yield Verdict("stale_endpoint", label, why, _figures(found, cell))
 
 
-def _boundaries(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
+def _boundaries(sums: Mapping[str, Any], rules: Rules, weights: Sequence[Verdict]) -> Iterable[Verdict]:
+    """Judge first tokens, and replies that do not start their row, which may more often be of older `weights`."""
     cells = sums["cells"]["place"]
     found = _excess(cells["first"], [cells["rest"]]) if cells.keys() == {"first", "rest"} else None
     if found is not None and _is_larger(found, rules.boundary_ratio):
         why = "the first tokens of replies differ more than the rest"
-        yield Verdict("boundaries", None, why, _figures(found, cells["first"]))
+        yield Verdict("boundaries", "first", why, _figures(found, cells["first"]))
+        return
+    kinds = sums["cells"]["boundary"]
+    later = [cell for kind, cell in kinds.items() if kind != "start"]
+    found = _excess(rest := merged_cells(later), [kinds["start"]]) if later and "start" in kinds else None
+    least = rules.boundary_ratio * max([1.0, *(each.figures["ratio"] for each in weights)])
+    if found is not None and _is_larger(found, least):
+        why = "replies that follow others in their row differ more than those that start one"
+        yield Verdict("boundaries", "later", why, _figures(found, rest))
 
 
 def _heavy_tail(sums: Mapping[str, Any], rules: Rules, found: Sequence[Verdict]) -> Iterable[Verdict]:
     """Judge the tail of the tokens at lag 0 that no other verdict explains."""
     cells = sums["cells"]
-    if found:  # cells of endpoints have no first tokens
+    if any(each.of == "later" for each in found):
+        kept = [cells["boundary"]["start"]]
+    elif found:  # cells of endpoints have no first tokens
         stale = {each.of for each in found if each.verdict == "stale_endpoint"}
         kept = [cell for label, cell in cells["endpoint"].items() if label not in stale]
     else:

@@ -1,13 +1,12 @@
 """Sums of mismatches add up in any order, are checked, and name their cause."""
 
 import copy
-import random
 from functools import reduce
 
 import numpy as np
 import pytest
 
-from benchmarks.mismatch import CAUSES, RULES, SEEDS, VERSION, Batch, simulated, verdicts
+from benchmarks.mismatch import CAUSES, RULES, SEEDS, TURN, TURNS, VERSION, Batch, simulated, verdicts
 from proxy.rollouts.mismatch import contradiction, described, merged, tokens_of, verdicts_of
 from proxy.telemetry.metrics import MISMATCHES
 from tokentape.mismatch_sums import mismatch
@@ -32,12 +31,8 @@ def test_each_cause_has_its_verdict_and_no_other(cause):
     assert [expected] * SEEDS == [verdicts(cause, seed) for seed in range(SEEDS)]
 
 
-def test_parts_in_any_order_have_the_same_sums():
-    parts = [sums_of(rows=slice(start, start + 4)) for start in range(0, 16, 4)]
-    whole, expected = sums_of(), reduce(merged, parts)
-    for _ in range(5):
-        random.Random(0).shuffle(parts)
-        assert expected == reduce(merged, parts)
+def test_parts_have_the_sums_of_all_rows():
+    whole, expected = sums_of(), reduce(merged, [sums_of(rows=slice(start, start + 4)) for start in range(0, 16, 4)])
 
     assert contradiction(expected) is None
     assert tokens_of(whole) == tokens_of(expected) == 16 * 6 * 32
@@ -52,11 +47,43 @@ def test_a_direction_and_an_endpoint_are_named():
     (raw,) = verdicts_of(sums_of("temperature 0.7, engine raw"), RULES)
     (divided,) = verdicts_of(sums_of("temperature 0.7, trainer raw"), RULES)
     (stale,) = verdicts_of(sums_of("one endpoint with older weights"), RULES)
+    (first,) = verdicts_of(sums_of("first tokens over other positions"), RULES)
+    (later,) = verdicts_of(sums_of("later replies over other positions"), RULES)
 
     assert "0.7" == raw.of == divided.of
     assert raw.why.startswith("the trainer divides")
     assert divided.why.startswith("the trainer does not divide")
-    assert "engine-1" == stale.of
+    assert ("engine-1", "first", "later") == (stale.of, first.of, later.of)
+
+
+def changed_by(size, where, **fields):
+    """Return the sums of a batch that the engine sampled with other logits at some tokens."""
+    batch = Batch(np.random.default_rng(4), **fields)
+    batch.engine_only = batch.changed(size, where(batch))
+    rows, logprobs = simulated(batch)
+    return mismatch(rows, logprobs, policy_version=VERSION)
+
+
+def is_later(batch):
+    """Return which tokens are of a reply that follows another one."""
+    return np.arange(batch.tokens) % (TURNS * TURN) >= TURN
+
+
+@pytest.mark.parametrize("size", [0.5, 1, 1.5, 2])
+@pytest.mark.parametrize("certainty", [0.4, 1])
+def test_weights_far_away_are_no_temperature(certainty, size):
+    """Logprobs of sampled tokens are high: those of other weights are nearer to their mean, which is a slope as well."""
+    assert ["unexplained"] == named(changed_by(size, lambda batch: batch.rows >= 0, certainty=certainty))
+
+
+def test_few_rows_with_other_contexts_are_no_tail():
+    assert ["boundaries"] == named(changed_by(3.0, lambda batch: is_later(batch) & (batch.rows % 8 < 2)))
+
+
+def test_replies_that_are_more_often_of_older_weights_are_no_fault_of_boundaries():
+    older = changed_by(0.1, lambda batch: is_later(batch) & (batch.rows % 4 > 0), versions=("7", "6", "6", "6"))
+
+    assert ["lag"] == named(older)
 
 
 def test_without_tokens_of_the_reported_version_verdicts_about_weights_are_unknown():

@@ -4,11 +4,14 @@ import asyncio
 import copy
 import random
 import zlib
+from functools import reduce
 from types import SimpleNamespace
 
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from benchmarks.mismatch import RULES, VERSION, Batch, simulated
@@ -34,6 +37,9 @@ def report_of(*numbers, rank=0, sums=None, policy="default"):
     return Report(policy, VERSION, (part,), checked)
 
 
+RANKS = [report_of(*range(rank, 16, 4), rank=rank) for rank in range(4)]
+
+
 def of_row(report, name):
     """Return the report as if it were of another row."""
     return Report(report.policy, report.version, (Part(0, frozenset([str(name)])),), report.sums)
@@ -42,6 +48,18 @@ def of_row(report, name):
 async def add(store, report, batch="b"):
     before, now = await count(store, batch, report, now_ms=1000)
     return now is not before
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_parts_of_four_ranks_add_up_in_any_order_repeated_and_partly_lost(sent):
+    """The sums are those of the parts that arrived, each once."""
+    reports = [RANKS[rank] for rank in sent]
+    total = reports[0]
+    for each in reports[1:]:
+        total = total.with_part(*each.parts, each.version, each.sums)
+
+    assert sorted({*sent}) == sorted(part.rank for part in total.parts)
+    assert reduce(merged, [RANKS[rank].sums for rank in sorted({*sent})]) == total.sums
 
 
 @pytest.fixture

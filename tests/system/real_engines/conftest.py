@@ -164,6 +164,14 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def processed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A vLLM with logprobs over the tokens that sampling keeps; it does not report these tokens."""
+    log = tmp_path_factory.mktemp("engine") / "vllm.log"
+    with start_vllm(environment.ensure().model, "tiny", log, "--logprobs-mode=processed_logprobs", SCALE_OUT) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An SGLang that serves the tiny model as `tiny`, with a tool parser and a reasoning parser."""
     log = tmp_path_factory.mktemp("engine") / "sglang.log"

@@ -1,12 +1,9 @@
 """The tokens that truncated sampling kept, from a real SGLang, and what rows name where an engine reports none."""
 
-from collections.abc import Iterator
 from math import exp
 
 import pytest
 
-from . import environment
-from .conftest import Engine, start_vllm
 from .through import through_proxy
 
 SAMPLED = 60
@@ -90,14 +87,6 @@ async def test_without_a_mask_sglangs_logprobs_are_over_all_tokens(engine, tmp_p
     assert "sampling_mask" not in row
     assert span.get("logprobs_over") is None
     assert max(differences(row)) < 1e-4
-
-
-@pytest.fixture(scope="module")
-def processed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A vLLM with logprobs over the tokens that sampling keeps; it does not report these tokens."""
-    log = tmp_path_factory.mktemp("processed") / "vllm.log"
-    with start_vllm(environment.ensure().model, "tiny", log, "--logprobs-mode=processed_logprobs") as engine:
-        yield engine
 
 
 async def test_a_row_without_a_mask_names_truncated_logprobs(processed, tmp_path):
