@@ -1,12 +1,15 @@
 """Brings each cause of a mismatch about in simulated batches, and counts the verdicts: the table of docs/mismatch.md.
 
 A batch has two endpoints; tasks of the second are less certain, and so are the first tokens of replies. Engine and trainer
-compute the same logits, each with noise as of bfloat16, except for the cause.
+compute the same logits, each with noise as of bfloat16, except for the cause. With --plots it draws each verdict instead, as
+docs/images/mismatch-VERDICT.svg.
 """
 
+import argparse
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +17,7 @@ import numpy.typing as npt
 
 from proxy.config.sections import MismatchSettings
 from proxy.rollouts.mismatch import Rules, verdicts_of
-from tokentape.mismatch_sums import mismatch
+from tokentape.mismatch_sums import EDGES, TAIL, UNIT, mismatch
 
 SEEDS: Final = 20
 ROWS: Final = 16
@@ -244,5 +247,62 @@ def table(seeds: int = SEEDS) -> str:
     return "\n".join(lines)
 
 
+# Verdicts with the cause that is drawn: as the differences of tokens, or as their mean sizes in the cells of a dimension.
+PICTURES: Final[dict[str, tuple[str, str | None]]] = {
+    "shifted": ("rows shifted by one", None),
+    "other_tokens": ("ids off by one", None),
+    "truncated_support": ("top-p 0.9, logprobs over the kept tokens", None),
+    "temperature": ("temperature 0.7, engine raw", None),
+    "stale_endpoint": ("one endpoint with older weights", "endpoint"),
+    "boundaries": ("first tokens over other positions", "place"),
+    "heavy_tail": ("experts routed otherwise", None),
+    "lag": ("rows of older versions", "lag"),
+    "numeric": ("bfloat16", None),
+    "unexplained": ("other weights of the same version", None),
+}
+SHOWN: Final = 250  # tokens, and those of a tail if they are few
+ENOUGH: Final = 30  # tokens of a bin
+RECORDED: Final = "recorded logprob"
+
+
+def draw(folder: Path) -> None:
+    """Draw each verdict."""
+    from benchmarks.plots import scattered
+
+    for verdict, (cause, dimension) in PICTURES.items():
+        batch = Batch(np.random.default_rng(1))
+        CAUSES[cause][0](batch)
+        rows, logprobs = simulated(batch)
+        path = folder / f"mismatch-{verdict}.svg"
+        if dimension is None:
+            old = np.concatenate([row["logprobs"][row["mask"]] for row in rows])
+            points = np.stack([old, np.concatenate(logprobs) - old], axis=1)
+            shown = batch.random.choice(points, SHOWN, replace=False)
+            if len(tail := points[np.abs(points[:, 1]) > TAIL]) < SHOWN // 4:
+                shown = np.concatenate([shown, tail])
+            scattered(path, {"": shown.round(4).tolist()}, RECORDED, "d of a token")
+        else:
+            cells = mismatch(rows, logprobs, policy_version=VERSION)["cells"][dimension]
+            series = {f"{dimension} {value}": _means(cell) for value, cell in sorted(cells.items())}
+            scattered(path, series, RECORDED, "mean |d|", is_line=True)
+
+
+def _means(cell: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return the mean |d| of each bin of l that has enough tokens, at the middle of the bin."""
+    middles = -(np.array([0.0, *EDGES]) + np.array([*EDGES, 16.0])) / 2
+    bins = zip(middles.tolist(), cell["bins"], strict=True)
+    return [(middle, size * UNIT / count) for middle, (count, _, size, *_) in bins if count >= ENOUGH]
+
+
+def main() -> None:
+    """Print the table, or draw."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mismatch", description=__doc__)
+    parser.add_argument("--plots", action="store_true", help="draw each verdict instead")
+    if parser.parse_args().plots:
+        draw(Path(__file__).parent.parent / "docs" / "images")
+    else:
+        print(table())
+
+
 if __name__ == "__main__":
-    print(table())
+    main()

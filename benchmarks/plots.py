@@ -1,6 +1,7 @@
-"""Plots of results as SVG files in `benchmarks/results/`; equal results give equal bytes."""
+"""Plots of results as SVG files, by default in `benchmarks/results/`; equal results give equal bytes."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import matplotlib as mpl
 
@@ -55,8 +56,21 @@ def bars(name: str, title: str, values: Mapping[str, float], *, mark: float | No
     _save(figure, name)
 
 
-def _save(figure: Figure, name: str) -> None:
-    FOLDER.mkdir(exist_ok=True)
+def scattered(path: Path, series: Series, x: str, y: str, *, is_line: bool = False) -> None:
+    """Plot points, or lines, of one or several series."""
+    figure, at = plt.subplots(figsize=(4.2, 2.2))
+    for label, points in series.items():
+        style = {"marker": "o", "markersize": 4} if is_line else {"marker": ".", "markersize": 3, "linestyle": "none"}
+        at.plot([point[0] for point in points], [point[1] for point in points], label=label, **style)
+    at.set(xlabel=x, ylabel=y)
+    at.grid(alpha=0.3)
+    if len(series) > 1:
+        at.legend(frameon=False, loc="upper right")
+    _save(figure, path.stem, path.parent)
+
+
+def _save(figure: Figure, name: str, folder: Path = FOLDER) -> None:
+    folder.mkdir(exist_ok=True)
     figure.tight_layout()
-    figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)

@@ -366,6 +366,7 @@ def _codes(values: Sequence[str], of_run: Numbers) -> tuple[list[str], Numbers]:
     """Return the most frequent values and OTHER, and the number of the value of each token."""
     names, numbers = np.unique(np.array([*values, ""], dtype=object).astype(str), return_inverse=True)
     counted = np.bincount(numbers[of_run], minlength=len(names))
+    counted[names == OTHER] = -1  # a value of this name is counted with the rare ones
     most = np.argsort(-counted, kind="stable")[:MAX_VALUES]
     place = np.full(len(names), len(most))
     place[most] = np.arange(len(most))

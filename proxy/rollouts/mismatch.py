@@ -324,12 +324,11 @@ def _temperature(sums: Mapping[str, Any], rules: Rules) -> Iterable[Verdict]:
 def _direction(label: str, lean: float) -> str:
     try:
         temperature = float(label)
-    except ValueError:
+    except ValueError:  # unknown, or several
         temperature = 1.0
     if temperature == 1.0:
-        return (
-            f"the trainer divides logits by {1 / (1 + lean):.2g} or so, and the engine by 1" if lean > -1 else "unknown"
-        )
+        factor = f"about {1 / (1 + lean):.2g} times the engine's" if lean > -1 else "another sign"
+        return f"the trainer divides logits by a temperature of {factor}"
     if (temperature < 1) == (lean > 0):
         return "the trainer divides logits by the temperature, and the engine's logprobs are raw"
     return "the trainer does not divide logits by the temperature, and the engine's logprobs are of the divided ones"

@@ -103,6 +103,16 @@ def test_rare_values_are_counted_together():
     assert 140 == counted["other"]
 
 
+@pytest.mark.parametrize("values", [3, 40])
+def test_a_value_that_is_named_other_is_counted_with_the_rare_ones(values):
+    """Its tokens were lost beside rare values, so that the sums contradicted each other."""
+    rows = [row(span(0, 10, model=f"m{number}" if number else "other")) for number in range(values)]
+    sums = mismatch([*rows, rows[0]], [[-1.0] * 10] * (values + 1), policy_version="7")
+
+    assert contradiction(sums) is None
+    assert 10 * max(2, values - 15) == tokens(sums, "model")["other"]
+
+
 @pytest.mark.parametrize(
     ("changed", "values", "match"),
     [

@@ -5,6 +5,7 @@ import copy
 from itertools import permutations
 
 import numpy as np
+import orjson
 import pytest
 from tests.support.fakes import settings_for
 from tests.support.reading_rows import BACK, TURNS, entries
@@ -149,6 +150,56 @@ async def test_sums_that_contradict_each_other_or_are_incomplete_are_422(proxy, 
     refused = [await send(proxy, batch, each) for each in (contradicting, incomplete)]
 
     assert [(422, "sums")] * 2 == [(response.status, response.json["error"]["param"]) for response in refused]
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[NaN', 1), 422),
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[Infinity', 1), 422),
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[' + b"9" * 30, 1), 400),
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[' + b"[" * 1000 + b"]" * 1000, 1), 400),
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[true', 1), 422),
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[18446744073709551615', 1), 422),
+        (lambda text: text.replace(b'"uncertain":[0', b'"uncertain":[-9223372036854775808', 1), 422),
+        (lambda text: text.replace(b'"rank":0', b'"rank":-1', 1), 422),
+        (lambda text: text.replace(b'"policy_version":"3"', b'"policy_version":3', 1), 422),
+        (lambda text: text.replace(b'"all":{"all"', b'"all":{"every"', 1), 422),
+        (lambda text: text.replace(b'"all":{"all"', '"é\u202e":{"all"'.encode(), 1), 422),
+        (lambda text: text.replace(b'"sums":{', b'"sums":{},"more":{', 1), 422),
+    ],
+)
+async def test_hostile_bodies_are_refused_and_count_nothing(proxy, batch, change, status):
+    text = orjson.dumps(body_of(batch, rows_of(batch)))
+    assert text != change(text)
+    path = f"/batches/{batch['batch_id']}/mismatch"
+    refused = await proxy.call("POST", path, data=change(text), headers={"Content-Type": "application/json"})
+
+    assert status == refused.status
+    assert refused.json["error"]["message"]
+    assert 404 == (await proxy.get(path)).status
+
+
+async def test_a_report_requires_the_control_key(proxy, store, batch):
+    keys = {"control": {"api_keys": ["control"]}, "agents": {"api_keys": ["agent"]}}
+    path, body = f"/batches/{batch['batch_id']}/mismatch", body_of(batch, rows_of(batch))
+    async with running(settings_for("http://127.0.0.1:9", **keys), store) as guarded:
+        session = Session(proxy.http, guarded.url)
+        sent = [
+            await session.post(path, body, headers={"Authorization": f"Bearer {key}"})
+            for key in ("", "agent", "control")
+        ]
+
+    assert [401, 403, 200] == [response.status for response in sent]
+
+
+async def test_a_damaged_report_is_named(proxy, store, batch):
+    body, path = body_of(batch, rows_of(batch)), f"/batches/{batch['batch_id']}/mismatch"
+    await store.mismatches.open(f"mismatch:{batch['batch_id']}", {"mismatch": b"{"}, now_ms=1000)
+    responses = [await proxy.get(path), await send(proxy, batch, body)]
+
+    assert [(409, "damaged_record")] * 2 == [(each.status, each.json["error"]["code"]) for each in responses]
+    assert batch["batch_id"] in responses[0].json["error"]["message"]
 
 
 async def test_a_batch_is_reported_after_its_acknowledgement_but_not_after_a_release(proxy, batch):
