@@ -7,7 +7,7 @@ READY := .venv/.ready
 RUNNABLE := .venv/.runnable
 SYSTEM := .venv/.system
 
-.PHONY: all check install run test test-system test-faults test-cluster test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all check install run test test-system test-faults test-cluster test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples release cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test test-system  ## the checks that every change must pass
 
@@ -104,6 +104,11 @@ test-ui: $(READY)  ## test /ui in a headless Chromium; PICTURES=docs/images upda
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ui
 	$(BIN)/python -m pytest tests/system/browser $(if $(PICTURES),--pictures $(PICTURES))
 
+release: $(RUNNABLE)  ## build HEAD's sdist and wheel in dist/, with an SBOM, and check them in empty environments of the Pythons at hand
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	$(BIN)/python -m tests.system.programs.release
+
 cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FORCE=1 replaces existing ones; SET=, ONLY= (tests/cassettes/README.md)
 	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(if $(SET),--set $(SET)) $(if $(ONLY),--only '$(ONLY)') $(or $(ENGINE),$(error Set ENGINE=http://…))
 
@@ -137,7 +142,7 @@ docs: $(READY)  ## generate pages and the site, build/docs/index.html
 
 lock:  ## update constraints.txt within the ranges of pyproject.toml
 	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group system --group docs --group trackers --group ui
+	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group system --group docs --group release --group trackers --group ui
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:  ## remove generated files, but not recorded steps (./data)

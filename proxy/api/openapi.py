@@ -3,6 +3,7 @@
 Each route is declared beside its handler. The model API finds its handlers itself, so its routes are described here.
 """
 
+from importlib.metadata import version
 from typing import Any, Final
 
 from aiohttp import web
@@ -82,7 +83,7 @@ def describe() -> dict[str, Any]:
         paths.setdefault(described.path, {})[described.method] = _operation(described)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "TokenTape", "version": "0.1.0", "summary": "A recording reverse proxy for RL."},
+        "info": {"title": "TokenTape", "version": version("tokentape"), "summary": "A recording reverse proxy for RL."},
         "paths": paths,
         "components": {
             "schemas": schemas.get("$defs", {}),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.support.installed import exported_by
+from tests.system.programs.release import problem_of, python_of
 
 from hatch_build import moved
 
@@ -179,6 +181,32 @@ def test_a_name_that_a_wheel_would_not_have_is_refused(source, message):
     """The build fails, instead of the installed server."""
     with pytest.raises(ValueError, match=re.escape(message)):
         moved(source, "a.py")
+
+
+def test_every_file_names_the_version_of_the_project():
+    """The image, and the image that the Kubernetes manifests use."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert f"ARG VERSION={version}\n" in (ROOT / "deploy" / "Dockerfile").read_text()
+    assert f"newTag: {version}\n" in (ROOT / "deploy" / "kubernetes" / "kustomization.yaml").read_text()
+
+
+def test_a_release_requires_a_section_of_its_changes():
+    """`make release` builds a development version at any time."""
+    changes = "# Changes\n\n## Unreleased\n\n- a\n\n## 0.1.0 (2026-11-27)\n"
+
+    assert problem_of("0.2.0.dev0", changes) is None
+    assert "no section `## 0.2.0 (DATE)`" in problem_of("0.2.0", changes)
+    assert "`## Unreleased`" in problem_of("0.1.0", changes)
+    assert problem_of("0.1.0", changes.replace("Unreleased", "0.0.9")) is None
+
+
+def test_a_release_is_checked_with_pythons_that_run():
+    """pyenv has a command for each Python that it knows, also for those that do not run."""
+    own = python_of(sys.version_info.minor)
+
+    assert own is None or 0 == subprocess.run([own, "-c", "import ensurepip"], check=False).returncode
+    assert python_of(999) is None
 
 
 def test_no_page_and_no_message_installs_tokentape_from_a_registry():

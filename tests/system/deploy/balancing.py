@@ -32,12 +32,26 @@ class Names(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, query: bytes, sender: tuple[str, int]) -> None:
+        self._transport.sendto(self.answer(query), sender)
+
+    async def serve_by_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the queries of a connection; each message begins with its length."""
+        try:
+            while True:
+                length = int.from_bytes(await reader.readexactly(2))
+                answer = self.answer(await reader.readexactly(length))
+                writer.write(len(answer).to_bytes(2) + answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def answer(self, query: bytes) -> bytes:
+        """Return the response to a query."""
         end = query.index(b"\0", 12) + 5  # the name, its terminator, type and class
         is_for_an_address = query[end - 4 : end - 2] == b"\0\1"
         found = self.addresses if is_for_an_address else []
         head = query[:2] + b"\x85\x80" + struct.pack(">HHHH", 1, len(found), 0, 0)
         responses = [b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 1, 4) + socket.inet_aton(address) for address in found]
-        self._transport.sendto(head + query[12:end] + b"".join(responses), sender)
+        return head + query[12:end] + b"".join(responses)
 
 
 @asynccontextmanager

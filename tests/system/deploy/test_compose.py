@@ -59,7 +59,7 @@ def test_the_replicas_environment_is_valid_settings(replica, services):
 def test_calls_have_time_to_finish(replica, services):
     """Docker waits longer than the replicas wait for calls in flight, and than the balancers wait for theirs."""
     balancer = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
-    hard_stop = seconds(re.search(r"hard-stop-after (\w+)", balancer)[1])
+    hard_stop = seconds(re.search(r'hard-stop-after "\$\{HARD_STOP-(\w+)\}"', balancer)[1])
 
     stops_within = replica.shutdown_delay_s + replica.drain_timeout_s + STORED_AFTER_S
     assert seconds(services["proxy"]["stop_grace_period"]) >= stops_within
