@@ -108,6 +108,8 @@ export function Rollouts({ shell }) {
       message=${isLoaded && rows.length === 0 && !steps ? none : null} />`;
 }
 
+const NOTHING = { versions: [], threads: [] };
+
 /** Return the rollouts that match, and how many have steps to be read for that. */
 function useMatching(all, terms, shell) {
   const trees = useRef(new Map()); // what is known of the steps of rollouts, by id
@@ -118,7 +120,7 @@ function useMatching(all, terms, shell) {
     return [terms.filter(isQuick), terms.filter((term) => !isQuick(term))];
   }, [terms]);
   const found = useMemo(() => all.filter((r) => matches(r, quick, FIELDS, words)), [all, quick]);
-  const isRead = (r) => trees.current.get(r.rollout_id)?.at === r.touched_ms;
+  const isRead = (r) => r.counts.steps === 0 || trees.current.get(r.rollout_id)?.at === r.touched_ms;
   const unread = ofTrees.length ? found.filter((r) => !isRead(r)) : [];
   useEffect(() => {
     const waiting = unread.filter((r) => !inFlight.current.has(r.rollout_id));
@@ -130,14 +132,14 @@ function useMatching(all, terms, shell) {
         setRead((before) => before + 1);
       };
       readSteps(next).then(done, (error) => {
-        done({ versions: [], threads: [] });
+        done(NOTHING);
         shell.fail(error);
       });
     }
   }, [found, ofTrees, read]);
   const rows = useMemo(() => {
     if (ofTrees.length === 0) return found;
-    const known = found.map((r) => ({ ...r, ofTree: trees.current.get(r.rollout_id) }));
+    const known = found.map((r) => ({ ...r, ofTree: r.counts.steps === 0 ? NOTHING : trees.current.get(r.rollout_id) }));
     return known.filter((r) => r.ofTree && matches(r, ofTrees, FIELDS, words));
   }, [found, ofTrees, read]);
   return [rows, unread.length];
@@ -152,7 +154,7 @@ async function readSteps({ rollout_id: name }) {
     return { versions: known, threads: threads.flatMap(({ name, kind, agent }) => [name, kind, agent ?? ""]) };
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 404)) throw error;
-    return { versions: [], threads: [] };
+    return NOTHING;
   }
 }
 

@@ -29,8 +29,9 @@ export function Selection({ names, clear, of = "rollouts" }) {
   return html`
     <section class="bar selection" aria-label="Selection">
       <b>${count(names.length)} selected</b>
-      ${of === "rollouts" && names.length > 1 && names.length <= MAX_COMPARED && html`
-        <a href=${comparison(names.map((name) => [name]))}>Compare</a>`}
+      ${of === "rollouts" && (names.length > 1 && names.length <= MAX_COMPARED
+        ? html`<a href=${comparison(names.map((name) => [name]))}>Compare</a>`
+        : html`<span class="dim">Compare: 2 to ${MAX_COMPARED} rollouts</span>`)}
       <select aria-label="Format of the export" value=${format} onchange=${(event) => setFormat(event.target.value)}>
         ${formats.map((name) => html`<option value=${name}>${name}</option>`)}
       </select>
