@@ -17,7 +17,7 @@ import types
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,7 @@ def make_bare(engine: str) -> web.Application:
 
 _HERE = Path(__file__).parent.parent
 _INSTALLED = re.compile(r".*/(site-packages|lib/python3\.\d+)/")
+_LAGS = 3
 _SAMPLED_S = 0.001  # between samples; the kernel's clock tick if that is longer
 _QUIET = {**os.environ, "TOKENTAPE_LOG__LEVEL": "warning"}
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of Linux: with the complement of a process id, the clock of its CPU time
@@ -218,7 +219,35 @@ class _WithoutPandas:
             raise ModuleNotFoundError(name)
 
 
-async def _tokentape(engine: str, store: str, mode: str = "faithful", cache_bytes: str = "", samples: str = "") -> None:
+@asynccontextmanager
+async def lagging(path: str) -> AsyncIterator[None]:
+    """Measure the CPU time that the event loop uses without looking for events, and write the highest ones, in s, to a file.
+
+    It does not depend on what else the machine does. SIGUSR1 begins another phase, each with its own ones.
+    """
+    phases = [[0.0] * _LAGS]
+
+    async def measure() -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0.0005)
+            now = time.thread_time()
+            if now - last > min(phases[-1], default=0):
+                phases[-1] = sorted([*phases[-1], now - last])[-_LAGS:]
+            last = now
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: phases.append([0.0] * _LAGS))
+    task = asyncio.create_task(measure())
+    try:
+        yield
+    finally:
+        task.cancel()
+        Path(path).write_text(json.dumps(phases))
+
+
+async def _tokentape(
+    engine: str, store: str, mode: str = "faithful", cache_bytes: str = "", samples: str = "", lags: str = ""
+) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     from proxy.config.settings import load
     from proxy.server.listener import running
@@ -237,7 +266,8 @@ async def _tokentape(engine: str, store: str, mode: str = "faithful", cache_byte
         async with running(settings) as served:
             print(served.url.rpartition(":")[2], flush=True)
             with sampled(samples) if samples else nullcontext():
-                await stop.wait()
+                async with lagging(lags) if lags else nullcontext():
+                    await stop.wait()
 
 
 async def _upstream() -> None:

@@ -5,7 +5,9 @@ A slow client is not stalled: its engine is read no faster than the client reads
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from functools import partial
+from itertools import islice
 from typing import Final, Protocol
 
 from aiohttp import web
@@ -170,8 +172,7 @@ class InFlightBytes:
             if call.policy.name == policy and not call.is_waiting and (labels is None or call.endpoint.label in labels)
         ]
         sampled = [call for call in calls if call.step is None]
-        for call in sampled:
-            call.interrupt(reason, is_last=is_last)
+        _interrupt_some(iter(sampled), reason, is_last=is_last)
         return sum(not call.is_waiting for call in sampled), len(calls) - len(sampled)
 
     def take(self, more: int, *, own: int) -> None:
@@ -275,6 +276,15 @@ def check_connection(request: web.Request) -> None:
         raise Overloaded(
             f"This process has more than {limit} connections (agents.max_connections). Close unused ones, or try again later."
         )
+
+
+def _interrupt_some(calls: Iterator[CallInFlight], reason: str, *, is_last: bool) -> None:
+    """Interrupt calls, as many in each iteration of the event loop as may start in one."""
+    some = list(islice(calls, _CALLS_PER_ITERATION))
+    for call in some:
+        call.interrupt(reason, is_last=is_last)
+    if len(some) == _CALLS_PER_ITERATION:
+        asyncio.get_running_loop().call_soon(partial(_interrupt_some, calls, reason, is_last=is_last))
 
 
 class StartPacing:

@@ -136,6 +136,7 @@ class FairQueue:
 
 _MAX_DOUBLINGS = 30
 _MAX_TEXTS = 64
+_TEXTS_AT_ONCE = 32  # calls whose texts are requested: an update of the weights may interrupt thousands
 
 
 @dataclass(slots=True)
@@ -201,7 +202,7 @@ class Endpoint:
     response named another model than the request.
 
     From auxiliary requests, by model: `windows`, the context windows in tokens; `merges_systems`, as in `TranslationOptions`;
-    `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.
+    `image_tokens`, see there; `token_texts`, the texts of a few stop tokens and ends of prompts, by model and ids.
     From calls (`Finding`): `forces_usage`, as in `Traits`; `continuation_fault`, why no prompt ids are sent to it;
     `verified_rendering`, its rendering of messages was equal to the prompt ids of a step; `unverified_renderings`, the number
     of turns in a row for which it was not.
@@ -232,6 +233,7 @@ class Endpoint:
     missed_renderings: Misses = field(default_factory=Misses)
     token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     end_ids: Recent[bool] = field(default_factory=lambda: Recent(_MAX_TEXTS))
+    texts_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TEXTS_AT_ONCE), repr=False)
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
     label: str = field(init=False)
     kind: str = field(init=False)

@@ -24,6 +24,7 @@ from proxy.upstream.endpoint import Endpoint
 T = TypeVar("T")
 
 _BYTES_PER_ID: Final = 6  # in JSON
+_KEPT_IDS: Final = 8  # the texts of at most so many ids are kept
 PER_TEXT_TOKEN: Final = 4  # ids, which are compared in C, take as long as one token of text
 
 
@@ -73,17 +74,21 @@ class PromptLookups:
         """Return the result of a lookup; None if the engine rejects messages. Raises LookupFailed, EngineError."""
         if not isinstance(lookup, Detokenize):
             return await self._ids(lookup)
-        is_single = len(lookup.ids) == 1
-        texts = self._endpoint.token_texts
-        if is_single and (known := texts.get((self._model, lookup.ids[0]))) is not None:
+        # Stop tokens, and the ends of prompts, which are the template's.
+        is_kept, texts, key = (
+            len(lookup.ids) <= _KEPT_IDS,
+            self._endpoint.token_texts,
+            (self._model, *lookup.ids[:_KEPT_IDS]),
+        )
+        if is_kept and (known := texts.get(key)) is not None:
             return known
         request = text_request(self._endpoint.engine, lookup.ids)
         body = await self._post(request, _BYTES_PER_ID * len(lookup.ids))
         text = read_text(self._endpoint.engine, body)
         if text is None:
             raise LookupFailed("the engine returned no text for token ids")
-        if is_single:
-            texts.put((self._model, lookup.ids[0]), text)
+        if is_kept:
+            texts.put(key, text)
         return text
 
     async def _ids(self, lookup: Lookup) -> LookupResult:

@@ -291,3 +291,24 @@ async def test_calls_of_a_policy_and_of_its_held_endpoints_are_interrupted_unles
     interrupted.clear()
     assert (2, 1) == memory_limit.interrupt_sampled("default", "reason", None, is_last=True)
     assert {(there, "reason", True), (elsewhere, "reason", True)} == set(interrupted)
+
+
+async def test_many_calls_are_interrupted_over_several_iterations_of_the_event_loop(memory_limit):
+    """Between them it serves others; all are counted at once."""
+    interrupted = set()
+
+    class Call:
+        policy, endpoint, step, is_waiting = policies_of().default, SimpleNamespace(label="a"), None, False
+
+        def interrupt(self, reason: str, *, is_last: bool) -> None:
+            interrupted.add(self)
+
+    memory_limit.calls |= {Call() for _ in range(50)}
+    counts = memory_limit.interrupt_sampled("default", "reason", None, is_last=False)
+    sizes = [len(interrupted)]
+    while len(interrupted) < 50:
+        await asyncio.sleep(0)
+        sizes.append(len(interrupted))
+    memory_limit.calls.clear()
+
+    assert ((50, 0), [16, 32, 48, 50]) == (counts, sizes)

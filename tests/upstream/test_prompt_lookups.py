@@ -94,13 +94,14 @@ async def test_text_is_tokenized_without_special_tokens(engine, lookups):
     assert [{"model": "m", "prompt": "a b", "add_special_tokens": False}] == engine.requests
 
 
-async def test_the_text_of_a_single_token_is_requested_once(engine, lookups):
-    """These are stop tokens; texts of several tokens are not cached."""
+async def test_a_short_text_is_requested_once(engine, lookups):
+    """These are stop tokens, and the ends of prompts; longer texts are not cached."""
     answers(engine, {"prompt": "<stop>"})
-    for ids in ([2], [2], [2, 3], [2, 3]):
+    long = [*range(9)]
+    for ids in ([2], [2], [2, 3], [2, 3], long, long):
         assert "<stop>" == await lookups.get(Detokenize(ids))
 
-    assert [{"tokens": [2]}, {"tokens": [2, 3]}, {"tokens": [2, 3]}] == engine.requests
+    assert [{"tokens": [2]}, {"tokens": [2, 3]}, {"tokens": long}, {"tokens": long}] == engine.requests
 
 
 async def test_few_texts_are_cached(engine, lookups, endpoint):

@@ -85,6 +85,7 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         is_refused = isinstance(fault, PartsDiffer) or _is_lost_too_often(call, fault)
         return (not is_refused and await _planned(call, fault)) or _refused(call, "endpoint", None)
     call.losses += isinstance(fault, EngineDisconnected)
+    await call.context.pacing.turn()
     cut = _Cut(why)
     if exchange is not None:
         parsing = partial(exchange.cut, why, call.timing())
@@ -295,6 +296,7 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
                 if fault is not None and len(order) > 1 and order[0] is call.endpoint:
                     order.append(order.pop(0))
                 call.left = order[1 : context.settings.engines.max_attempts]
+                await context.pacing.turn()
                 await plan_for(call, order[0])
                 if call.fault is None:
                     return True

@@ -122,7 +122,9 @@ async def text_of(call: Call, context_ids: Ids, ids: Ids) -> str:
     for endpoint in endpoints:
         lookups = PromptLookups(call.context.upstream, endpoint, call.plan.body, 0, call.plan.rollout_id)
         try:
-            before, whole = await lookups.get(Detokenize(context_ids)), await lookups.get(Detokenize(context_ids + ids))
+            async with endpoint.texts_at_once:
+                before = await lookups.get(Detokenize(context_ids))
+                whole = await lookups.get(Detokenize(context_ids + ids))
         except EngineError:
             continue  # it was lost, or is asleep
         if isinstance(before, str) and isinstance(whole, str) and whole.startswith(before):

@@ -493,3 +493,27 @@ async def test_a_pause_does_not_cut_a_call_whose_response_is_whole(store, http, 
 async def metrics_of(http, served) -> str:
     async with http.get(f"{served.url}/metrics") as response:
         return await response.text()
+
+
+async def test_texts_of_many_calls_that_are_cut_at_once_are_requested_a_few_at_a_time(store, http):
+    """One for each call: the end of their prompts is read once, by the first ones."""
+    engine, texts, most, running = ScriptedEngine(), 0, 0, 0
+    engine.ends = [(12, "abort")] * 100
+
+    async def handle(request):
+        nonlocal texts, most, running
+        if request.path != "/detokenize":
+            return await engine.handle(request)
+        texts, running = texts + 1, running + 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)  # several are open at once
+        running -= 1
+        return await engine.handle(request)
+
+    async with listening(handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True}
+        replies = await asyncio.gather(*(answer_of(http, served, body, f"r{number}") for number in range(100)))
+
+    assert {REPLY} == {read(raw, is_stream=True)[0] for _, raw in replies}
+    assert most <= 32
+    assert 100 <= texts <= 100 + 32

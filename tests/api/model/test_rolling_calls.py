@@ -190,6 +190,29 @@ async def test_an_agent_does_not_notice_updates_of_the_weights(fleet, store, rol
     assert len(choice.spans) - 1 <= step.extra["resumed"]  # a part may have no token
 
 
+async def test_the_calls_of_an_endpoint_end_at_the_other_one_while_it_is_updated(fleet, store):
+    """The rest of each is sent there once its part has ended, and waits for nothing of the update, which waits for them all."""
+    async with AsyncClient(fleet.url) as client, asyncio.timeout(120):
+        first = await endpoint_of(fleet, "r1")
+        engine, replies = fleet.engines[first], []
+        engine.ends = [(5, "held")] * 3
+        before = fleet.counts
+        calls = [asyncio.create_task(fleet.call("r1", STREAM)) for _ in range(3)]
+        while fleet.counts[first] < before[first] + 3 or not engine.held.is_set():
+            await asyncio.sleep(0.01)
+
+        async def update(endpoint):
+            if endpoint["label"] == "ab"[first]:
+                replies.extend(await asyncio.gather(*calls))
+
+        await client.update_policy(2, update, rolling=True)
+    steps = await wait_for_steps(store, "r1", 4)
+
+    assert [(200, REPLY)] * 3 == [(status, text_of(raw)) for status, raw in replies]
+    assert ["ab"[1 - first]] * 3 == [step.engine.name for step in steps[1:]]
+    assert {"ab"[first]} == {attempt["endpoint"] for step in steps[1:] for attempt in step.extra["attempts"]}
+
+
 async def test_a_step_has_the_version_of_its_endpoint_in_a_rolling_update(fleet, store):
     """Until the policy's is announced."""
     async with AsyncClient(fleet.url) as client:
