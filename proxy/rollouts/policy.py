@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Final, Literal, Protocol, TypeAlias
 
 import orjson
@@ -40,6 +41,7 @@ _PAUSED_INTERVAL_S: Final = 0.1  # between looks at the calls in flight during a
 _LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
 _AWARE_TIMEOUT_S: Final = 2  # heartbeats are sent every second: a process that is unaware after this is unreachable
 _ABORT_TIMEOUT_S: Final = 10
+_WOKEN_AT_ONCE: Final = 16  # calls that a pause held
 _POLL_INTERVAL_S: Final = 0.05
 _MAX_LOGGED: Final = 100  # models that no policy lists
 _MAX_NAME: Final = 100  # characters of a model's name in the log
@@ -331,7 +333,7 @@ class Pause:
         self._endpoints_number = 0
         self.in_flight = 0  # calls of this process that were admitted, have not ended, and do not wait to be resumed
         self._waiting = 0
-        self._changed = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []  # of calls, until the next change
         heartbeats.pauses[policy] = self
 
     def __repr__(self) -> str:
@@ -361,8 +363,8 @@ class Pause:
 
     def _note_change(self) -> None:
         """Wake the calls that wait, and send a heartbeat."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        waiters, self._waiters = iter(self._waiters), []
+        _wake_some(waiters)
         self._heartbeats.is_due.set()
 
     async def announce(self, mode: str | None) -> int:
@@ -512,7 +514,8 @@ class Pause:
         try:
             async with asyncio.timeout(timeout_s):
                 while self._is_closed(labels, is_resumed=is_resumed):
-                    await self._changed.wait()
+                    self._waiters.append(waiter := asyncio.get_running_loop().create_future())
+                    await waiter
         except TimeoutError:
             setting = "resume_timeout_s" if is_resumed else "pause_timeout_s"
             raise Paused(f"Calls are still paused after {timeout_s:g} s (agents.{setting}). Try again later.") from None
@@ -530,6 +533,16 @@ class Pause:
         if self.mode == "reject":
             path = "/policy" if self._policy == DEFAULT_POLICY else f"/policies/{self._policy}"
             raise Paused(f"Calls are paused while the weights change (POST {path}/pause). Try again later.")
+
+
+def _wake_some(waiters: Iterator[asyncio.Future[None]]) -> None:
+    """Wake calls, a few in each iteration of the event loop: each takes a part of a millisecond, and there may be thousands."""
+    some = list(islice(waiters, _WOKEN_AT_ONCE))
+    for waiter in some:
+        if not waiter.done():  # else its call has ended
+            waiter.set_result(None)
+    if len(some) == _WOKEN_AT_ONCE:
+        asyncio.get_running_loop().call_soon(_wake_some, waiters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,6 +344,31 @@ async def test_a_call_that_was_interrupted_waits_in_every_mode_and_is_not_in_fli
     assert ([0, 0, 1], 3) == (counts, pause.in_flight)
 
 
+async def test_calls_that_wait_go_on_over_several_iterations_of_the_event_loop(pauses):
+    """Between them it serves others; those that a new pause finds waiting wait for its end."""
+    pause, _ = pauses
+    pause.in_flight = 50
+    await pause.announce("wait")
+    waiting = [asyncio.create_task(pause.passed(60, is_resumed=True)) for _ in range(50)]
+    await asyncio.sleep(0)
+    pause.mode = None
+    pause._note_change()
+    counts = [pause.in_flight]
+    while pause.in_flight < 32:
+        await asyncio.sleep(0)
+        counts.append(pause.in_flight)
+    pause.mode = "wait"
+    for _ in range(9):
+        await asyncio.sleep(0)
+    counts.append(pause.in_flight)
+    pause.mode = None
+    pause._note_change()
+    await asyncio.gather(*waiting)
+
+    assert [0, 16, 32] == sorted({*counts})
+    assert pause.in_flight == 50
+
+
 async def test_a_call_that_was_interrupted_waits_no_longer_than_resume_timeout_s(pauses):
     pause, _ = pauses
     await pause.announce("reject")
