@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 url, model, folder = sys.argv[1:]
 page = definitions_from(url, "rollout_func")
-handed, differences = [], []
+handed, compared = [], []
 
 
 def watched(prompts, trainer):
@@ -20,17 +20,12 @@ def watched(prompts, trainer):
 
 
 class WatchedTrainer(page["RecordedGRPOTrainer"]):
-    """The page's trainer; notes how far the logprobs of its loss are from those that its ratio compares with."""
-
-    def _get_per_token_logps_and_entropies(self, *args, **options):
-        self.scored = super()._get_per_token_logps_and_entropies(*args, **options)
-        return self.scored
+    """The page's trainer; notes the logprobs with which the ratio of its loss compares."""
 
     def _compute_loss(self, model, inputs):
-        loss = super()._compute_loss(model, inputs)
-        apart = (self.scored[0] - inputs["old_per_token_logps"]).abs() * inputs["completion_mask"]
-        differences.append(apart.max().item())
-        return loss
+        masks = inputs["completion_mask"].bool()
+        compared.extend(row[mask].tolist() for row, mask in zip(inputs["old_per_token_logps"], masks, strict=True))
+        return super()._compute_loss(model, inputs)
 
 
 trainer = WatchedTrainer(
@@ -45,4 +40,4 @@ trainer = WatchedTrainer(
     rollout_func=watched,
 )  # fmt: skip
 trainer.train()
-print(json.dumps({"steps": trainer.state.global_step, "handed": handed, "differences": differences}))
+print(json.dumps({"steps": trainer.state.global_step, "handed": handed, "compared": compared}))
