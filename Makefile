@@ -5,7 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 RUNNABLE := .venv/.runnable
-SYSTEM := .venv/.system
+SYSTEM := .venv/.group-system
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: all check install run test test-system test-faults test-cluster test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples release cassettes golden fuzz bench bench-growth lint types docs lock clean
 
@@ -18,21 +19,21 @@ install: $(SYSTEM)  ## install everything into .venv, test packages included
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing TokenTape into .venv"
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[client]"
+	@echo "Installing TokenTape into .venv (about 150 MB)"
+	@$(PIP) --editable ".[client]"
 	@touch $(RUNNABLE)
 
 $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
-	@echo "Installing the packages of the tests into .venv (about 800 MB)"
-	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,otel,tokenizer]" --group dev
-	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --target .trainers -r tests/system/trainers/requirements.txt
+	@echo "Installing the packages of the tests into .venv and .trainers (about 800 MB)"
+	@$(PIP) --upgrade "pip>=25.1"
+	@$(PIP) --editable ".[arrow,client,otel,tokenizer]" --group dev
+	@rm -rf .trainers && $(BIN)/python -m pip install --no-deps --ignore-requires-python --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
-$(SYSTEM): $(READY)
-	@echo "Installing the packages of the system tests into .venv (about 600 MB)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group system
-	@touch $(SYSTEM)
+.venv/.group-%: $(READY)
+	@echo "Installing the packages of the group '$*' of pyproject.toml into .venv (system: about 600 MB, others: 100 MB)"
+	@$(PIP) --group $*
+	@touch $@
 
 run: $(RUNNABLE)  ## run the proxy on LISTEN=127.0.0.1:8400, with the simulator or ENGINE=http://…; CONFIG=file
 	@$(BIN)/tokentape serve $(if $(LISTEN),--listen $(LISTEN)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
@@ -96,12 +97,10 @@ test-monitoring: $(SYSTEM)  ## check rules, alerts and the dashboard's queries w
 examples: $(SYSTEM)  ## run each of examples/ in full with the simulator, and print its output
 	$(BIN)/python -m pytest -n 0 tests/system/examples --whole --timeout 600
 
-test-trackers: $(READY)  ## log rollouts to W&B (offline) and to MLflow, which it installs (100 MB)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group trackers
+test-trackers: .venv/.group-trackers  ## log rollouts to W&B (offline) and to MLflow, which it installs (100 MB)
 	$(BIN)/python -m pytest tests/system/trackers
 
-test-ui: $(READY)  ## test /ui in a headless Chromium; PICTURES=docs/images updates the screenshots
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ui
+test-ui: .venv/.group-ui  ## test /ui in a headless Chromium; PICTURES=docs/images updates the screenshots
 	$(BIN)/python -m pytest tests/system/browser $(if $(PICTURES),--pictures $(PICTURES))
 
 release: $(RUNNABLE)  ## build HEAD's sdist and wheel in dist/, with an SBOM, and check them in empty environments of the Pythons at hand
@@ -134,9 +133,8 @@ lint: $(READY)  ## check style and formatting, and report words to avoid and lon
 types: $(READY)  ## check types
 	$(BIN)/mypy
 
-docs: $(READY)  ## generate pages and the site, build/docs/index.html
+docs: .venv/.group-docs  ## generate pages and the site, build/docs/index.html
 	$(BIN)/python -m docs.generate
-	@$(BIN)/python -c "import furo" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --conf-dir docs . build/docs
 	@echo "build/docs/index.html"
 
