@@ -1,18 +1,20 @@
 """`tokentape archive` and `tokentape import`: between a store and the Parquet files of a dataset."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from proxy.cli.console import print_json, print_note
+from proxy.cli.control import ControlAddress, Refused, connected
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
-from proxy.rollouts.archive.archiver import Archived, ArchiveOptions, Archiver
+from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
 from proxy.rollouts.archive.dataset import Dataset
-from proxy.rollouts.archive.importer import Imported, Importer
+from proxy.rollouts.archive.importer import Importer
 from proxy.server.app import store_options
 from proxy.telemetry.metrics import make_metrics
 from storage import open_store
@@ -34,14 +36,16 @@ async def archive(settings: Settings, *, once: bool, as_json: bool) -> None:
     dataset = Dataset(chosen.url)
     async with _opened(settings) as store:
         archiver = Archiver(store, SystemClock(), make_metrics(CollectorRegistry()), dataset, options)
-        _report(await archiver.sweep(), as_json=as_json)
+        _report(asdict(await archiver.sweep()), as_json=as_json)
         while not once:
             await asyncio.sleep(chosen.interval_s)
-            _report(await archiver.sweep(), as_json=as_json)
+            _report(asdict(await archiver.sweep()), as_json=as_json)
 
 
-async def import_dataset(settings: Settings, url: str, *, as_json: bool) -> None:
-    """Import the rollouts of a dataset into the store.
+async def import_dataset(
+    settings: Settings, url: str, *, as_json: bool, requeue: bool = False, max_staleness: int | None = None
+) -> None:
+    """Import the rollouts of a dataset into the store; `requeue`: then put its groups that are done into the queue again.
 
     Raises:
         ValueError: The dataset is not one of an archive, or a package is missing.
@@ -50,7 +54,24 @@ async def import_dataset(settings: Settings, url: str, *, as_json: bool) -> None
     """
     dataset = Dataset(url)
     async with _opened(settings) as store:
-        _report(await Importer(store, dataset).run(), as_json=as_json)
+        importer = Importer(store, dataset)
+        found = asdict(await importer.run())
+    if requeue:
+        found["requeued"] = await _requeued(settings, importer.done, max_staleness)
+    _report(found, as_json=as_json)
+
+
+async def _requeued(settings: Settings, done: Sequence[tuple[str, str]], max_staleness: int | None) -> int:
+    """Put groups into the queues of their policies; return how many. One that cannot be has a note."""
+    count = 0
+    async with connected(ControlAddress(None, settings, None)) as control:
+        for group, policy in done:
+            try:
+                await control.requeue_group(group, policy=policy, max_staleness=max_staleness)
+                count += 1
+            except Refused as refused:
+                print_note(f"not requeued: {refused.reason}", "yellow")
+    return count
 
 
 @asynccontextmanager
@@ -62,8 +83,8 @@ async def _opened(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
-def _report(found: Archived | Imported, *, as_json: bool) -> None:
+def _report(found: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(asdict(found), lines=True)
+        print_json(found, lines=True)
     else:
-        print_note(", ".join(f"{name}: {value}" for name, value in asdict(found).items() if name != "oldest_ms"))
+        print_note(", ".join(f"{name}: {value}" for name, value in found.items() if name != "oldest_ms"))

@@ -18,6 +18,7 @@ from proxy.cli.runner import (
     Exit,
     Insecure,
     OptionalRolloutId,
+    PolicyName,
     ProxyKey,
     ProxyUrl,
     RolloutId,
@@ -289,13 +290,23 @@ def import_(
     url: Annotated[str, typer.Argument(help="Path or URL of a dataset, or of one of its files.")],
     config: ConfigFile = None,
     store: StoreUrl = None,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --requeue: `max_staleness` of the groups, instead of that of claims."),
+    ] = None,
     *,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Put the groups that were trained into the queue again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring the rollouts of an archive back into a store."""
     from proxy.cli import archive as command
 
-    run(command.import_dataset(settings_of(config, store=store, listen="127.0.0.1:0"), url, as_json=as_json))
+    if max_staleness is not None and not requeue:
+        usage_error("--max-staleness requires --requeue")
+    settings = settings_of(config, store=store, listen="127.0.0.1:0")
+    run(command.import_dataset(settings, url, as_json=as_json, requeue=requeue, max_staleness=max_staleness))
 
 
 @app.command()
@@ -504,6 +515,35 @@ async def request(
         usage_error(f"{path}: the path begins with /")
     sent = {"body": given} if method in {"POST", "PUT", "PATCH"} else given
     return Answer(await control.send(method, path, **sent), is_json=True)
+
+
+@app.command()
+def track(  # noqa: PLR0913, PLR0917 - each parameter is a named option
+    url: ProxyUrl = None,
+    wandb: Annotated[str | None, typer.Option(help="Log to this project of W&B.", metavar="PROJECT")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Log to this experiment of MLflow.", metavar="EXPERIMENT")] = None,
+    run_id: Annotated[str, typer.Option("--run", help="ID of the run; its name in MLflow.")] = "tokentape",
+    policy: PolicyName = "default",
+    file: Annotated[Path, typer.Option(help="File with a line for each logged rollout.")] = Path("rollouts.ndjson"),
+    sample: Annotated[
+        int, typer.Option(min=0, help="Log the text of each N-th rollout; 0: of none.", metavar="N")
+    ] = 100,
+    api_key: ProxyKey = None,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Log the rollouts that are finished, and exit.")] = False,
+) -> None:
+    """Log finished rollouts to W&B, MLflow or standard output, each once; follow until Ctrl-C (docs/trackers.md)."""
+    from proxy.cli.track import Tracked, main, mlflow_run, printed, wandb_run
+
+    if wandb is not None and mlflow is not None:
+        usage_error("specify either --wandb or --mlflow")
+
+    def tracker() -> Any:
+        if wandb is not None:
+            return wandb_run(wandb, run_id)
+        return (0, printed) if mlflow is None else mlflow_run(mlflow, run_id)
+
+    main(url or url_of_commands(), api_key, Tracked(file, policy, sample, once), tracker)
 
 
 @app.command("open")

@@ -54,6 +54,7 @@ class Importer:
 
     def __init__(self, store: Store, dataset: Dataset) -> None:
         self.store = store
+        self.done: list[tuple[str, str]] = []  # the groups of the dataset that were trained, each with the policy
         self._dataset = dataset
 
     async def run(self, advance: Callable[[Imported], None] = lambda _: None) -> Imported:
@@ -150,6 +151,8 @@ class Importer:
             stored = await groups.open(saved.name, fields, now_ms=saved.created_ms)
         if stored.created_ms != saved.created_ms:
             return False  # another group of this name
+        states = read_group(saved.entity).states
+        self.done += [(saved.name, policy) for policy, state in states.items() if state.status == "done"]
         if saved.marks:
             await groups.mark(saved.name, stored.incarnation, saved.marks, now_ms=saved.touched_ms)
         if waiting:

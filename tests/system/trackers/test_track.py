@@ -1,4 +1,4 @@
-"""examples/track_rollouts.py with W&B (offline) and MLflow's tracking server: `make test-trackers` installs them."""
+"""`tokentape track` with W&B (offline) and MLflow's tracking server: `make test-trackers` installs them."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import struct
 import sys
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -18,7 +17,6 @@ from proxy.simulator.options import Options
 from tokentape import AsyncClient
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow, for SQLAlchemy
-EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ async def url(store):
 
 @pytest.fixture
 def run(url, tmp_path, monkeypatch):
-    """Run an example in a process of its own; return the lines of its file."""
+    """Run the command in a process of its own; return the lines of its file."""
     for name, value in (
         ("WANDB_MODE", "offline"),
         ("WANDB_DIR", tmp_path / "wandb"),
@@ -38,8 +36,8 @@ def run(url, tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(value))
     (tmp_path / "wandb").mkdir()
 
-    async def run(program, *options):
-        arguments = (str(EXAMPLES / program), "--url", url, "--file", str(tmp_path / "log"), "--once", *options)
+    async def run(*options):
+        arguments = ("-m", "tokentape", "track", "--url", url, "--file", str(tmp_path / "log"), "--once", *options)
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=os.environ)
         assert 0 == await process.wait()
         return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -75,7 +73,7 @@ async def finish(url, version, *names):
         await client.put_policy(version)
         for number, name in enumerate(names):
             await client.open_rollout(name)
-            (await client._http.post(f"/rollouts/{name}/v1/chat/completions", json=body)).raise_for_status()
+            await client.send("POST", f"/rollouts/{name}/v1/chat/completions", body)
             await client.finish_rollout(name, reward=float(number))
 
 
@@ -91,7 +89,8 @@ def logged_in(path):
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part
             row, record = Record.FromString(record).history, b""
-            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in row.item}
+            items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row.item}
+            values = {name: value for name, value in items.items() if name == "sample._type" or "." not in name}
             found += (
                 [(row.step.num, {name: value for name, value in values.items() if name[0] != "_"})] if values else []
             )
@@ -101,13 +100,17 @@ def logged_in(path):
 async def test_wandb_has_each_rollout_once(url, run, tmp_path):
     """A process that continues an offline run logs all steps again: W&B ignores those that it has."""
     await finish(url, 3, "a", "b")
-    await run("track_rollouts.py", "--wandb", "project")
+    await run("--wandb", "project", "--sample", "2")
     await finish(url, 4, "c")
-    lines = await run("track_rollouts.py", "--wandb", "project")
+    lines = await run("--wandb", "project", "--sample", "2")
 
     runs = [logged_in(path) for path in sorted((tmp_path / "wandb").glob("wandb/offline-run-*/*.wandb"))]
     expected = [{f"rollout/{name}": value for name, value in line["values"].items()} for line in lines]
-    assert [list(enumerate(expected[:2])), list(enumerate(expected))] == sorted(runs, key=len)
+    sampled = {"sample._type": "html-file"}  # of each second rollout, when it is first logged
+    assert [
+        [(0, expected[0] | sampled), (1, expected[1])],
+        [(0, expected[0]), (1, expected[1]), (2, expected[2] | sampled)],
+    ] == sorted(runs, key=len)
     assert {"reward": 1.0, "policy_version": 3, "staleness": 0} == {
         name: lines[1]["values"][name] for name in ("reward", "policy_version", "staleness")
     }
@@ -117,14 +120,15 @@ async def test_wandb_has_each_rollout_once(url, run, tmp_path):
 async def test_mlflow_has_each_rollout_once_at_its_policy_version(url, run):
     """Also those that were written to the file by a process that died before it logged them."""
     await finish(url, 3, "a", "b")
-    await run("track_rollouts.py", "--mlflow", "project", "--run", "first")
+    await run("--mlflow", "project", "--run", "first")
     await finish(url, 4, "c")
-    await run("follow_rollouts.py")
-    lines = await run("track_rollouts.py", "--mlflow", "project", "--run", "first")
+    await run("--sample", "0")
+    lines = await run("--mlflow", "project", "--run", "first")
 
     client = await asyncio.to_thread(MlflowClient)
     (kept,) = client.search_runs([client.get_experiment_by_name("project").experiment_id])
     rewards = client.get_metric_history(kept.info.run_id, "rollout/reward")
+    assert ["rollouts/0.txt"] == [file.path for file in client.list_artifacts(kept.info.run_id, "rollouts")]
     assert ("first", 3.0) == (kept.info.run_name, kept.data.metrics["rollouts"])
     assert [(line["values"]["reward"], line["values"]["policy_version"], line["finished_ms"]) for line in lines] == [
         (metric.value, metric.step, metric.timestamp) for metric in rewards

@@ -1,20 +1,41 @@
-"""examples/follow_rollouts.py: each finished rollout is logged once."""
+"""`tokentape track`: each finished rollout is logged once."""
 
 import asyncio
 import json
+import sys
 
-import follow_rollouts
 import pytest
 from aiohttp import web
-from follow_rollouts import Log, is_over
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from tests.support.fakes import proxying
 from tests.support.forests import make_step
 from tests.support.playbacks import at, inherit, record
+from typer.testing import CliRunner
 
+from proxy.cli import track as tracking
+from proxy.cli.main import app
+from proxy.cli.track import Log, Tracked, is_over, printed
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
 from tokentape import AsyncClient, Client, ClientError
+
+
+@pytest.fixture
+async def simulated(store):
+    """The URLs of a proxy and of the simulator."""
+    async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
+        yield served.url, engine
+
+
+async def tracked(url, path, *words):
+    """Run the command once; return its output."""
+    command = ["track", "--url", url, "--file", str(path), "--once", *words]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert 0 == done.exit_code, done.output
+    return done.stdout
+
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -32,7 +53,7 @@ def names_in(path):
     return [json.loads(line)["rollout_id"] for line in path.read_text().splitlines()]
 
 
-async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path):
+async def test_what_is_over_is_logged_with_its_versions(simulated, tmp_path):
     """A completed rollout waits for its reward; its oldest token determines its staleness when it is logged."""
     path, (url, _) = tmp_path / "log", simulated
     async with AsyncClient(url) as client:
@@ -42,9 +63,9 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path
         await played(client, "failed", reward=None, status="failed")
         await played(client, "waits", reward=None)
         await client.open_rollout("open")
-        await run(follow_rollouts.main, "--url", url, "--file", path, "--once")
+        await tracked(url, path)
         await client.patch_rollout("waits", reward=2.0)
-        await run(follow_rollouts.main, "--url", url, "--file", path, "--once")
+        await tracked(url, path)
         counts = (await client.rollout("old"))["counts"]
 
     entries = [json.loads(line) for line in path.read_text().splitlines()]
@@ -62,7 +83,7 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path
     ]
 
 
-async def test_the_version_is_of_live_tokens(simulated, store, run, tmp_path):
+async def test_the_version_is_of_live_tokens(simulated, store, tmp_path):
     """A playback has steps of an earlier version, which its source sampled; without a live step it has no version."""
     path, (url, _) = tmp_path / "log", simulated
     async with AsyncClient(url) as client:
@@ -72,14 +93,14 @@ async def test_the_version_is_of_live_tokens(simulated, store, run, tmp_path):
             await record(store, at(inherit(make_step("a", [1], [10], rollout_id="source"), name), "1"))
         await played(client, "branch")
         await client.finish_rollout("copy", "completed", reward=0.0)
-        await run(follow_rollouts.main, "--url", url, "--file", path, "--once")
+        await tracked(url, path)
 
     entries = {entry["rollout_id"]: entry["values"] for entry in map(json.loads, path.read_text().splitlines())}
     assert (3, None) == (entries["branch"]["policy_version"], entries["copy"].get("policy_version"))
 
 
 @pytest.mark.parametrize(("policy", "version"), [("coder", 8), ("default", 4), ("other", None)])
-async def test_the_versions_belong_to_one_policy(simulated, store, run, tmp_path, policy, version):
+async def test_the_versions_belong_to_one_policy(simulated, store, tmp_path, policy, version):
     """Of a rollout with calls of several policies; without one of its calls, or with versions that are no numbers, none."""
     policies = {name: {"models": [name]} for name in ("coder", "other")}
     async with proxying(simulated[1], store, policies=policies) as served, AsyncClient(served.url) as client:
@@ -87,7 +108,7 @@ async def test_the_versions_belong_to_one_policy(simulated, store, run, tmp_path
             await client.put_policy(announced, policy=name)
         await played(client, "r1", models=("coder", "policy", "other"))
         await client.put_policy(10, policy="coder")
-        await run(follow_rollouts.main, "--url", served.url, "--file", tmp_path / "log", "--once", "--policy", policy)
+        await tracked(served.url, tmp_path / "log", "--policy", policy)
 
     values = json.loads((tmp_path / "log").read_text())["values"]
     staleness = {"coder": 2, "default": 0}.get(policy)
@@ -105,8 +126,8 @@ async def test_rollouts_that_end_while_the_proxy_is_away_are_logged(simulated, s
 
     def follow():
         with Client(listening) as client, (tmp_path / "log").open("a+b") as file, pytest.raises(KeyboardInterrupt):
-            log = Log(file, 0, lambda number, entry: put(entry["rollout_id"]))
-            follow_rollouts.follow(client, log, "default", once=False)
+            log = Log(file, 0, lambda number, entry, text: put(entry["rollout_id"]))
+            tracking.follow(client, log, Tracked(tmp_path / "log"))
 
     url, engine = simulated
     listen, listening = f"127.0.0.1:{unused_tcp_port}", f"http://127.0.0.1:{unused_tcp_port}"
@@ -141,7 +162,7 @@ def test_a_tracker_has_each_rollout_once_wherever_the_process_dies(tmp_path_fact
     def attempt(kind, alive):
         lines = 0
 
-        def track(number, entry):
+        def track(number, entry, text):
             nonlocal lines
             lines += 1
             if lines > alive and kind == "written":
@@ -175,9 +196,9 @@ def test_a_file_belongs_to_one_process_and_one_run(tmp_path):
     """A second process, or a run with more rollouts than the file, is refused."""
     with (tmp_path / "log").open("a+b") as first, (tmp_path / "log").open("a+b") as second:
         Log(first, 0, print)
-        with pytest.raises(BlockingIOError):
+        with pytest.raises(ValueError, match="another process"):
             Log(second, 0, print)
-    with (tmp_path / "log").open("a+b") as third, pytest.raises(SystemExit, match="use another --run"):
+    with (tmp_path / "log").open("a+b") as third, pytest.raises(ValueError, match="use another --run"):
         Log(third, 1, print)
 
 
@@ -194,9 +215,45 @@ async def test_a_wrong_key_ends_the_program_and_another_failure_does_not(engine,
         return web.json_response({}, status=next(answers))
 
     engine.respond = respond
-    monkeypatch.setattr(follow_rollouts, "RETRY_S", 0.0)
-    monkeypatch.setattr(follow_rollouts, "Client", lambda url, **options: Client(url, attempts=1, **options))
+    monkeypatch.setattr(tracking, "RETRY_S", 0.0)
+    monkeypatch.setattr(tracking, "Client", lambda url, **options: Client(url, attempts=1, **options))
     with pytest.raises(ClientError, match="401"):
-        await asyncio.to_thread(follow_rollouts.main, ["--url", engine.url, "--file", str(tmp_path / "log")])
+        await asyncio.to_thread(tracking.track, engine.url, None, Tracked(tmp_path / "log"), 0, printed)
 
     assert "503" in capsys.readouterr().err
+
+
+async def test_each_nth_rollout_is_logged_with_its_text(simulated, tmp_path):
+    """The output has the lines of the file; a tracker gets the text that `show --whole` prints."""
+    url, texts = simulated[0], {}
+    async with AsyncClient(url) as client:
+        for name in ("a", "b", "c"):
+            await played(client, name)
+    options = Tracked(tmp_path / "log", sample=2, once=True)
+    await asyncio.to_thread(
+        tracking.track, url, None, options, 0, lambda number, entry, text: texts.update({entry["rollout_id"]: text})
+    )
+    output = await tracked(url, tmp_path / "other")
+
+    assert ["a", "b", "c"] == list(texts) == [json.loads(line)["rollout_id"] for line in output.splitlines()]
+    assert texts["b"] is None
+    assert "Hello" in texts["a"]
+    assert texts["c"].startswith("c  completed  reward 1\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--wandb", "p", "--mlflow", "e"), 2, "either --wandb or --mlflow"),
+        (("--wandb", "p"), 1, "--wandb requires wandb: pip install 'wandb'"),
+        (("--mlflow", "e"), 1, "--mlflow requires mlflow: pip install 'mlflow-skinny'"),
+        (("--file", "/nowhere/log"), 1, "/nowhere/log"),
+    ],
+)
+def test_what_the_command_lacks_is_named(tmp_path, monkeypatch, words, code, message):
+    for package in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    command = ["track", "--once", "--url", "http://127.0.0.1:9", "--file", str(tmp_path / "log"), *words]
+    done = CliRunner().invoke(app, command)
+
+    assert (code, True) == (done.exit_code, message in done.stderr)
