@@ -336,7 +336,9 @@ class MismatchSettings(Section):
         "`stale_endpoint`: tokens of an endpoint differ this many times more than the others'.", 1.5, gt=1
     )
     boundary_ratio: float = described(
-        "`boundaries`: the first tokens of replies differ this many times more than the rest.", 3, gt=1
+        "`boundaries`: the first tokens of replies, or later replies of rows, differ this many times more than others.",
+        3,
+        gt=1,
     )
     lag_ratio: float = described(
         "`lag`: tokens of older versions differ this many times more than those of the reported one.", 1.5, gt=1
