@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from proxy.api.rollout_id import path_prefix
 from proxy.cli.console import print_json, visible
-from proxy.cli.running import announced
+from proxy.cli.running import announced, running_urls
 from proxy.cli.settings import InvalidSettings
 from proxy.config.addresses import without_secrets
 from proxy.config.settings import Settings
@@ -27,6 +27,7 @@ from proxy.server.supervisor import refuse_left_journals, working
 from proxy.simulator.options import Options
 from proxy.simulator.script import read_script
 from proxy.telemetry.logs import set_up
+from storage.errors import StorageError
 
 
 async def serve(settings: Settings, notes: Console) -> None:
@@ -52,6 +53,10 @@ async def serve(settings: Settings, notes: Console) -> None:
                     served = await stack.enter_async_context(serving(complete))
             except ValueError as error:
                 raise InvalidSettings(str(error)) from error
+            except StorageError:  # an embedded store has one owner
+                for url in running_urls():
+                    notes.print(f"A TokenTape proxy runs at {escape(url)}")
+                raise
             except OSError as error:
                 if getattr(error.__cause__, "errno", None) != EADDRINUSE:
                     raise

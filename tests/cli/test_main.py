@@ -237,12 +237,14 @@ def test_commands_find_the_proxy_that_runs_at_another_address(tmp_path, monkeypa
     with started("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}") as (_, url, _):
         listed, exported = run("list"), run("export")
         again = run("serve", "--listen", url.removeprefix("http://"), "--store", f"embedded:{tmp_path / 'other'}")
+        same = run("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}")
 
     assert (0, 0) == (listed.returncode, exported.returncode)
     assert "no rollouts" in listed.stderr
     assert 1 == again.returncode
     assert "A TokenTape proxy runs there" in again.stderr
     assert "--listen" in again.stderr
+    assert (1, True) == (same.returncode, f"A TokenTape proxy runs at {url}\n" in same.stderr)
 
 
 def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
