@@ -32,8 +32,9 @@ FOREIGN: dict[str, set[str]] = {
         "--tool-strict-level", "normalize_assistant_tool_call_arguments",
     },
     "trainers": {
-        "--n-samples-per-prompt", "--rollout-function-path", "--train", "--use-opd", "off_policy_mask_threshold",
-        "reinforce_plus_plus", "rollout_mask_sums", "use_vllm", "vllm_importance_sampling_correction",
+        "--n-samples-per-prompt", "--rollout-data-postprocess-path", "--rollout-function-path", "--train", "--use-opd",
+        "num_iterations", "off_policy_mask_threshold", "reinforce_plus_plus", "rollout_mask_sums", "use_vllm",
+        "vllm_importance_sampling_correction",
     },
     "vLLM": {
         "--api-server-count", "--enable-force-include-usage", "--enable-prompt-tokens-details", "--max-num-batched-tokens",

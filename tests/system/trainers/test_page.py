@@ -41,6 +41,7 @@ def published() -> dict[str, ModuleType]:
     datum, model_input = import_published("tinker", "types.datum", "types.model_input", without=["httpx"])
     return {
         "trl": trl,
+        **trainers_of_hooks(),
         "trl.experimental.async_grpo.async_rollout_worker": load_published(
             "trl/experimental/async_grpo/async_rollout_worker.py", "RolloutSample", dataclass=dataclass, np=np
         ),
@@ -52,6 +53,32 @@ def published() -> dict[str, ModuleType]:
         "tinker.types.datum": datum,
         "tinker.types.model_input": model_input,
     }
+
+
+def trainers_of_hooks() -> dict[str, ModuleType]:
+    """The classes that the hooks extend; a test gives them the published methods."""
+
+    def register_trainer(name: str) -> Any:
+        def register(cls: type) -> type:
+            cls.registered = name
+            return cls
+
+        return register
+
+    names = {
+        "trl.experimental.async_grpo": {"AsyncGRPOTrainer": type("AsyncGRPOTrainer", (), {})},
+        "transfer_queue": {},
+        "verl.trainer.ppo.v1": {
+            "PPOTrainerSync": type("PPOTrainerSync", (), {}), "register_trainer": register_trainer
+        },
+        "openrlhf.trainer.ppo_utils.experience_maker": {
+            "RemoteExperienceMaker": type("RemoteExperienceMaker", (), {})
+        },
+    }  # fmt: skip
+    modules = {name: ModuleType(name) for name in names}
+    for name, defined in names.items():
+        vars(modules[name]).update(defined)
+    return modules
 
 
 @dataclass

@@ -30,6 +30,25 @@ async def test_trl_trains_two_steps_with_the_pages_rollout_function(run, recorde
     assert [{**SET, "min_p": 0.01, "stop": ["zzzz"]}] * 8 == sampled_with(steps, *SET, "min_p", "stop")
 
 
+async def test_trl_reports_its_logprobs_of_the_rows_that_it_requested(run, recorded):
+    """Before the steps, with the engine's weights: they are those that were recorded."""
+    made = await run("grpo_mismatch", model=True, folder=True)
+    sampled = sum(len(step["choices"][0]["ids"]) for step in await recorded())
+
+    assert sampled == made["tokens"] == made["cells"]["lag"]["0"]["tokens"]
+    assert 0 < made["cells"]["all"]["all"]["abs_mean"] < 1e-3  # not 0: computed by another program
+
+
+async def test_a_plain_torch_loop_reports_a_claimed_group(run, recorded):
+    """Its logits are divided by the temperature of each span."""
+    made = await run("plain_torch", model=True)
+    sampled = sum(len(step["choices"][0]["ids"]) for step in await recorded())
+
+    assert sampled == made["tokens"] == made["cells"]["temperature"]["0.7"]["tokens"]
+    assert 0 < made["cells"]["all"]["all"]["abs_mean"] < 1e-3  # not 0: computed by another program
+    assert ["too_few"] == [verdict["verdict"] for verdict in made["returned"]]
+
+
 async def test_trls_asynchronous_trainer_ends_after_its_epochs(run, recorded):
     """Each group is trained once; the trainer's logprobs equal the recorded ones, so the importance ratio is 1."""
     made = await run("async_grpo", model=True, folder=True)
@@ -42,6 +61,8 @@ async def test_trls_asynchronous_trainer_ends_after_its_epochs(run, recorded):
     assert [1.0] * len(logs) == pytest.approx([log["ratio"] for log in logs], abs=1e-3)
     assert [{"temperature": 0.7, "max_tokens": 16}] * len(steps) == sampled_with(steps, "temperature", "max_tokens")
     assert {str(version) for version in range(1, made["steps"] + 2)} >= {step["policy_version"] for step in steps}
+    assert 0 < made["mismatch"]["tokens"] <= 2 * 16  # the first micro batch
+    assert 0 < made["mismatch"]["cells"]["all"]["all"]["abs_mean"] < 1e-3
 
 
 async def test_verls_worker_makes_a_batch_with_the_pages_loop(run, recorded):
@@ -54,6 +75,7 @@ async def test_verls_worker_makes_a_batch_with_the_pages_loop(run, recorded):
 
     assert {(4, 64), (4, 16), (4, 80)} == {(len(rows), len(rows[0])) for rows in tensors.values()}
     assert sorted(sampled) == [[(token, pytest.approx(logprob)) for token, logprob in row] for row in sorted(trained)]
+    assert sorted(step["rollout_id"] for step in steps) == sorted(made["rollouts"])
     assert [{**SET, "repetition_penalty": 1.0}] * 4 == sampled_with(steps, *SET, "repetition_penalty")
 
 

@@ -1,4 +1,4 @@
-"""TRL's AsyncGRPOTrainer, two epochs of two groups, with the page's worker. Arguments: URL MODEL FOLDER.
+"""TRL's AsyncGRPOTrainer, two epochs of two groups, with the page's worker and its report. Arguments: URL MODEL FOLDER.
 
 Weights are not pushed to the engine, because the trainer does that with NCCL, which needs GPUs. The learning rate is 0,
 so the engine has the trainer's weights.
@@ -10,11 +10,11 @@ import sys
 import plain_attention
 from datasets import Dataset
 from page import TASKS, definitions_from
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig
 
 url, model, folder = sys.argv[1:]
 plain_attention.install()
-page = definitions_from(url, "RecordedWorker")
+page = definitions_from(url, "reported", "RecordedWorker", "ReportingWorker")
 
 
 class NoTransfer:
@@ -37,15 +37,17 @@ args = AsyncGRPOConfig(
     bf16=False, save_strategy="no", token_budget=0, max_staleness=8, logging_steps=1, learning_rate=0.0,
     gradient_checkpointing=False, dtype="float32",
 )  # fmt: skip
-trainer = AsyncGRPOTrainer(
+trainer = page["ReportingAsyncGRPOTrainer"](
     model=model,
     args=args,
     train_dataset=Dataset.from_list([{"prompt": task} for task in TASKS]),
-    rollout_worker=page["RecordedWorker"](TASKS, args),
+    rollout_worker=page["ReportingWorker"](TASKS, args),
     weight_transfer=NoTransfer(),
 )
 trainer.train()
+with page["Client"](url) as client:
+    mismatch = client.batch_mismatch(f"{page['RUN']}-1")
 print(json.dumps({
     "steps": trainer.state.global_step, "ceiling": trainer.args.max_steps, "groups": sorted(trainer._trained_groups),
-    "log": trainer.state.log_history,
+    "log": trainer.state.log_history, "mismatch": mismatch,
 }))  # fmt: skip

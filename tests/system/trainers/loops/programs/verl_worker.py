@@ -35,5 +35,6 @@ async def main():
 made = asyncio.run(main())
 print(json.dumps({
     "tensors": {name: tensor.tolist() for name, tensor in made.batch.items()},
+    "rollouts": made.non_tensor_batch["rollout_id"].tolist(),
     "turns": made.non_tensor_batch["__num_turns__"].tolist(),
 }))  # fmt: skip
