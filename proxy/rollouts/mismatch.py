@@ -327,8 +327,7 @@ def _direction(label: str, lean: float) -> str:
     except ValueError:  # unknown, or several
         temperature = 1.0
     if temperature == 1.0:
-        factor = f"about {1 / (1 + lean):.2g} times the engine's" if lean > -1 else "another sign"
-        return f"the trainer divides logits by a temperature of {factor}"
+        return f"the trainer divides logits by a temperature of about {1 / (1 + lean):.2g} times the engine's"
     if (temperature < 1) == (lean > 0):
         return "the trainer divides logits by the temperature, and the engine's logprobs are raw"
     return "the trainer does not divide logits by the temperature, and the engine's logprobs are of the divided ones"
@@ -402,8 +401,8 @@ def _heavy_tail(sums: Mapping[str, Any], rules: Rules, found: Sequence[Verdict])
     """Judge the tail of the tokens at lag 0 that no other verdict explains."""
     cells = sums["cells"]
     if any(each.of == "later" for each in found):
-        kept = [cells["boundary"]["start"]]
-    elif found:  # cells of endpoints have no first tokens
+        return  # of most tokens
+    if found:  # cells of endpoints have no first tokens
         stale = {each.of for each in found if each.verdict == "stale_endpoint"}
         kept = [cell for label, cell in cells["endpoint"].items() if label not in stale]
     else:
