@@ -17,6 +17,7 @@ REQUIREMENTS = HERE / "requirements.txt"
 PROGRAMS = {
     "haproxy": "haproxy",
     "kubectl": "kubernetes-client",
+    "shellcheck": "shellcheck",
     "systemd-analyze": "systemd",
 }  # and their Debian packages
 

@@ -27,7 +27,7 @@ def test_every_file_in_a_command_exists(block):
     files = {
         word
         for word in words_from(block)
-        if re.fullmatch(r"(deploy/)?\w[\w./-]*\.(txt|yaml|example|service)|deploy/[\w/]+", word)
+        if re.fullmatch(r"(deploy/)?\w[\w./-]*\.(txt|yaml|example|service|sbatch)|deploy/[\w/]+", word)
     }
 
     assert [] == [name for name in files - MADE if not (top / name).exists()]
@@ -39,10 +39,10 @@ def test_every_variable_is_a_setting():
     named = set(re.findall(r"TOKENTAPE_\w+", PAGE.read_text()))
 
     assert named
-    assert set() == named - names
+    assert {"TOKENTAPE_API_KEY"} == named - names  # of clients
 
 
 def test_every_way_of_deployment_has_commands():
-    """Docker, Compose, Kubernetes and systemd have a block of commands each."""
-    assert 4 == len(BLOCKS)
+    """Docker, Compose, Kubernetes and systemd have a block of commands each, Slurm and SkyPilot one."""
+    assert 5 == len(BLOCKS)
     assert "deploy/kubernetes/valkey" in words_from(BLOCKS[2])
