@@ -8,7 +8,7 @@ RUNNABLE := .venv/.runnable
 SYSTEM := .venv/.group-system
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: all check install run test test-system test-faults test-cluster test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples release cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all check install run test test-system test-faults test-cluster test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples learn release cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test test-system  ## the checks that every change must pass
 
@@ -96,6 +96,13 @@ test-monitoring: $(SYSTEM)  ## check rules, alerts and the dashboard's queries w
 
 examples: $(SYSTEM)  ## run each of examples/ in full with the simulator, and print its output
 	$(BIN)/python -m pytest -n 0 tests/system/examples --whole --timeout 600
+
+learn: $(SYSTEM)  ## train a small transformer to use a tool, with a real vLLM on this CPU, and plot its rewards, in minutes; STEPS=
+	@rm -rf build/learned
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 PYTHONPATH=. \
+	  $$($(BIN)/python -c "from tests.system.real_engines.environment import ensure; print(ensure().python)") \
+	  examples/grpo_torch.py --tokentape $(BIN)/tokentape --out build/learned $(if $(STEPS),--steps $(STEPS))
+	$(BIN)/python examples/plots.py --rewards --file build/learned/rows.ndjson --out build/learned/rewards.svg
 
 test-trackers: .venv/.group-trackers  ## log rollouts to W&B (offline) and to MLflow, which it installs (100 MB)
 	$(BIN)/python -m pytest tests/system/trackers
