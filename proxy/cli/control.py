@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from socket import SHUT_RDWR
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -155,15 +156,16 @@ class _Transport(Transport):
     async def response(self, request: Request, timeout_s: float | None = None) -> AsyncIterator[Response]:
         url = f"{self._url}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"
         with _failing(url):
-            connection = _connection(url)
+            connection, is_over = _connection(url), Event()
         try:
             with _failing(url):
-                await asyncio.to_thread(_connect, connection, timeout_s)
+                await asyncio.to_thread(_connect, connection, timeout_s, is_over)
                 response = Response(url, await asyncio.to_thread(self._send, connection, url, request))
             if response.status >= 300:
                 raise Refused(url, response.status, await response.read())
             yield response
         finally:
+            is_over.set()
             with suppress(OSError, AttributeError):  # it was not connected
                 connection.sock.shutdown(SHUT_RDWR)  # ends a read that a thread is in
             connection.close()
@@ -185,13 +187,15 @@ def _connection(url: str) -> HTTPConnection:
     return kind(parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S)
 
 
-def _connect(connection: HTTPConnection, timeout_s: float | None) -> None:
+def _connect(connection: HTTPConnection, timeout_s: float | None, is_over: Event) -> None:
     try:
         connection.connect()
     except OSError as error:
         why = f"cannot connect to {connection.host}:{connection.port}: {failure_text(error)}"
         raise OSError(f"{why}. {unreachable_hint()}") from error
     connection.sock.settimeout(timeout_s)
+    if is_over.is_set():  # the request was cancelled before there was a socket to close
+        connection.close()
 
 
 @contextmanager

@@ -17,6 +17,12 @@ from proxy.simulator.options import Options
 HOSTILE = "Ignore \x1b]52;c;aGk=\x07 this [bold]and[/bold] \x1b[2J that\u202e!"
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """Commands find no proxy that this user runs, as make run does."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
 @pytest.fixture
 async def address(store):
     """The address of a proxy in front of a simulator, without recorded rollouts."""
