@@ -19,12 +19,13 @@ from rich.console import Console
 
 from proxy.cli import audit as command
 from proxy.cli.check import findings, print_findings
-from proxy.cli.commands import listed, print_answer, print_rollout, print_step
+from proxy.cli.commands import listed, print_rollout, print_step
 from proxy.cli.console import print_lines
 from proxy.cli.control import Control, ControlAddress
 from proxy.cli.diff import diff
 from proxy.cli.export import ExportRequest, download
 from proxy.cli.render import StepView, summary
+from proxy.cli.runner import print_answer
 from proxy.cli.tail import line
 from proxy.config.settings import load
 from proxy.server.listener import running, simulating

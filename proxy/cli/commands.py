@@ -6,50 +6,21 @@ function raises OSError if a request fails.
 
 import asyncio
 import webbrowser
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from logging import NullHandler
 from typing import Any, Final
 from urllib.parse import quote
 
 from rich.console import Console
-from rich.text import Text
 
-from proxy.cli.console import output, print_json, print_lines, print_note, print_table, visible
+from proxy.cli.console import print_json, print_lines, print_note
 from proxy.cli.control import Control, ControlAddress, Refused, connected
-from proxy.cli.render import RolloutView, StepView, step_lines, table
-from proxy.cli.runner import Answer, Exit
+from proxy.cli.render import RolloutView, StepView, step_lines
+from proxy.cli.runner import Answer
 from proxy.clock import SystemClock
 from tokentape.control_api import path_of
-from tokentape.transport import LOG
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-async def print_answer(
-    address: ControlAddress, body: Callable[[Control], Awaitable[Answer]], *, as_json: bool, out: Console | None = None
-) -> Exit:
-    """Run a verb, print its answer, and return its exit code."""
-    LOG.addHandler(NullHandler())  # commands print the warnings of responses
-    async with connected(address) as control:
-        answer = await body(control)
-    if as_json or answer.is_json:
-        print_json(answer.response)
-        return answer.code
-    out = output() if out is None else out
-    print_lines(out, (Text(visible(line)) for line in answer.lines))
-    for position, (noun, rows) in enumerate(answer.tables.items()):
-        print_lines(out, [Text()] if position or answer.lines else [])
-        made, hidden = table(noun, rows, out.width)
-        print_table(out, made)
-        if hidden:
-            print_note(f"columns not shown: {', '.join(hidden)}", "dim")
-    if isinstance(answer.response, dict) and "warning" in answer.response:
-        print_note(answer.response["warning"], "yellow")
-    if answer.note:
-        print_note(answer.note)
-    return answer.code
 
 
 async def listed(control: Control, noun: str, limit: int, **filters: str | int | None) -> Answer:

@@ -8,12 +8,13 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version as version_of
 from inspect import Parameter
+from logging import NullHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn, Self, TypeVar
 from urllib.error import URLError
@@ -26,7 +27,9 @@ from typer.core import TyperCommand, TyperGroup
 from proxy.cli.running import DEFAULT_URL, url_of_commands
 
 if TYPE_CHECKING:
-    from proxy.cli.control import ControlAddress
+    from rich.console import Console
+
+    from proxy.cli.control import Control, ControlAddress
     from proxy.config.settings import Settings
 
 
@@ -190,6 +193,42 @@ class Answer(NamedTuple):
     is_json: bool = False  # it has no other form
 
 
+async def print_answer(
+    address: "ControlAddress",
+    body: "Callable[[Control], Awaitable[Answer]]",
+    *,
+    as_json: bool,
+    out: "Console | None" = None,
+) -> Exit:
+    """Run a verb, print its answer, and return its exit code."""
+    from rich.text import Text
+
+    from proxy.cli.console import output, print_json, print_lines, print_note, print_table, visible
+    from proxy.cli.control import connected
+    from proxy.cli.render import table
+    from tokentape.transport import LOG
+
+    LOG.addHandler(NullHandler())  # commands print the warnings of responses
+    async with connected(address) as control:
+        answer = await body(control)
+    if as_json or answer.is_json:
+        print_json(answer.response)
+        return answer.code
+    out = output() if out is None else out
+    print_lines(out, (Text(visible(line)) for line in answer.lines))
+    for position, (noun, rows) in enumerate(answer.tables.items()):
+        print_lines(out, [Text()] if position or answer.lines else [])
+        made, hidden = table(noun, rows, out.width)
+        print_table(out, made)
+        if hidden:
+            print_note(f"columns not shown: {', '.join(hidden)}", "dim")
+    if isinstance(answer.response, dict) and "warning" in answer.response:
+        print_note(answer.response["warning"], "yellow")
+    if answer.note:
+        print_note(answer.note)
+    return answer.code
+
+
 def _without_values(params: list[Any]) -> list[Any]:
     """Let the help show flags as `--json`; typer (0.29) shows `--json <bool>`, also for its own flags."""
     for param in params:
@@ -232,8 +271,6 @@ class Commands(typer.Typer):
             def command(
                 url: str | None, api_key: str | None, *, as_json: bool, store: str | None = None, **given: Any
             ) -> None:
-                from proxy.cli.commands import print_answer
-
                 code = run(print_answer(address_of(url, store, api_key), partial(body, **given), as_json=as_json))
                 if code:
                     raise typer.Exit(code)

@@ -8,9 +8,10 @@ import pytest
 from rich.text import Text
 from tests.support.fakes import settings_for
 
-from proxy.cli.commands import ago, listed, open_page, print_answer, print_rollout, print_step
+from proxy.cli.commands import ago, listed, open_page, print_rollout, print_step
 from proxy.cli.control import ControlAddress
 from proxy.cli.render import StepView
+from proxy.cli.runner import print_answer
 from proxy.clock import SystemClock
 from proxy.server.listener import running
 
