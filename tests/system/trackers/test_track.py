@@ -1,4 +1,4 @@
-"""`tokentape track` with W&B (offline) and MLflow's tracking server: `make test-trackers` installs them."""
+"""`tokentape track`, as docs/trackers.md shows it, with W&B (offline) and MLflow's tracking server."""
 
 import asyncio
 import json
