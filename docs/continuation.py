@@ -4,11 +4,11 @@ from proxy.continuation.types import REASONS
 
 _OPENING = """\
 An agent sends back text, which the engine renders and tokenizes again for each call. The ids of earlier turns can then differ
-from the sampled ones: another split of the same text, tool calls in other whitespace, trimmed text, dropped reasoning. Each
+from the sampled ones: another split of the same text, other whitespace in tool calls, trimmed text, dropped reasoning. Each
 such boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence, with more tokens to train and a
-prompt that the KV cache does not contain.
+prompt outside the KV cache.
 
-TokenTape therefore sends the prompt of a call that continues a recorded step as **token ids**:
+TokenTape therefore sends the prompt of a call that continues a recorded step as **token ids**; agents do not change:
 
 ```text
   step 1   │ prompt ids │ sampled ids │
@@ -23,19 +23,18 @@ TokenTape therefore sends the prompt of a call that continues a recorded step as
   mask           0             1          0          1         one sequence
 ```
 
-The bridge is the end of the engine's own rendering (`/tokenize`): TokenTape has no tokenizer, no template and no list of
-models. It compares the prompt ids in the response with those it sent. Agents do not change.
+The bridge is the end of the engine's own rendering (`/tokenize`), so TokenTape needs no tokenizer, template or list of models.
+It compares the prompt ids in the response with those it sent.
 
 ## Modes
 
 - `off`: the engine renders each call.
 - `faithful` (default): ids are kept wherever the chat template keeps the turn. Where it drops reasoning or rewrites earlier
-  turns, the template decides, and the rollout forks.
+  turns, the rollout forks.
 - `append`: what was sampled is never rendered again, also reasoning that the template would drop. Each conversation is one
   growing sequence, for trainers with one row per rollout.
 
-The header of a call has precedence over its rollout, and the rollout over the settings; null in a `PATCH` restores the
-default. YAML's `off` without quotes is accepted.
+A call's header overrides its rollout, and the rollout the settings; null in a `PATCH` restores the default.
 
 ```yaml
 continuation: {mode: faithful, timeout_s: 60.0}
@@ -50,14 +49,14 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 
 ## Which reply is continued
 
-A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options. Of
-several replies that are equal in text and calls (retries, `n`, sub-agents), these decide, in this order: repeated IDs of tool
-calls and responses; equal reasoning (what the agent does not send back is restored); unchanged whitespace and format of
-arguments; the agent (`X-Agent-Name`); recorded calls with which the call begins; replies that a client received.
+A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options. Among
+replies equal in text and calls (retries, `n`, sub-agents), these decide, in this order: repeated IDs of tool calls and
+responses; equal reasoning (missing reasoning is restored); unchanged whitespace and format of arguments; the agent
+(`X-Agent-Name`); recorded calls with which the call begins; replies that a client received.
 
 If replies with different ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`
-lets the engine render what was sent, and `append` refuses (`edited`). In arguments, `1`, `1.0` and `true` are different. A text
-prompt of `/v1/completions` is continued if it begins with the prompt and completion of an earlier step.
+lets the engine render it, and `append` refuses (`edited`). In arguments, `1`, `1.0` and `true` are different. A text prompt of
+`/v1/completions` is continued if it begins with the prompt and completion of an earlier step.
 
 ## Engines
 
@@ -71,42 +70,39 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
 
 - Tools, parsers, streaming and structured output work as before; clients do not see the injected fields, and usage is the
   engine's.
-- A continued call costs one rendering, in place of the tokenization by the call itself. With drift it costs two requests to
-  `/detokenize`, and in about 15 % of these cases four more renderings (at most 15 in `append`).
-- If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects a call with ids, the call is sent
-  again unchanged. What such a call shows holds for the rollout, and for all once [three
-  rollouts](decisions/100-beliefs-about-engines.md) have shown it.
-- Ids are cached in the process (`agents.rollout_cache_bytes`), else read from the store, so other workers and replicas
-  continue them, also after a restart.
+- A continued call costs one rendering, in place of its own tokenization. With drift it costs two requests to `/detokenize`, and
+  in about 15 % of these cases four more renderings (at most 15 in `append`).
+- If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects the ids, the call is sent again
+  unchanged. Such a rollout is not continued at this endpoint, and after [three
+  rollouts](decisions/100-beliefs-about-engines.md) none is.
+- Ids are cached in the process (`agents.rollout_cache_bytes`), else read from the store, also by other replicas and after a
+  restart.
 
 ## What append keeps
 
-- **Reasoning** that the template drops stays in the prompt.
-- **A cut reply** (`max_tokens` within a thought or a call) stays as it was sampled, followed by the template's end of the turn
-  and the new messages.
-- **Another stop token** than the template writes stays in its place.
-- **Content beside calls** stays where it was sampled, though some templates write it after the results of the calls
-  (`gemma4`).
+- **Reasoning** that the template drops.
+- **A cut reply** (`max_tokens` within a thought or a call), followed by the template's end of the turn and the new messages.
+- **Another stop token** than the template writes.
+- **Content beside calls** in its place, though some templates write it after the results of the calls (`gemma4`).
 
 **gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. `append` keeps
-`<|return|>`; in `faithful`, each answer with a successor forks by this one token (`other_stop`). [Its
+`<|return|>`; in `faithful`, each answer with a successor forks by this token (`other_stop`). [Its
 authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|end|>` in the history, without earlier
 reasoning: use `faithful` for prompts as the model knows them.
 
-**Stop strings** (`stop`) were sampled, and the engine cuts them from the visible text. If one begins within a token, the prompt
-has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next prompt has `Bees`. In `faithful` such a turn is
-continued only if the visible text ends where a token does (reason `stop_string`).
+**Stop strings** (`stop`) are sampled, and the engine cuts them from the visible text. If one begins within a token, the prompt
+has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next prompt has `Bees`. `faithful` continues such a
+turn only if the visible text ends where a token does (reason `stop_string`).
 
-**Measured** over the 41 original chat templates of TRL 1.16 (`make continuation-table`), with rollouts of six turns, sampled
-as tokens that no tokenizer would choose, tool loops, cut replies, stop strings, and an agent that formats arguments in its own
-way and drops the reasoning: in `append` **all 518 combinations are one sequence**, in `faithful` 167. With a random model and
-the template in each request, 321 of 321 rollouts are one sequence in `append` on a real vLLM 0.32, and 269 of 271 on a real
-SGLang 0.5.23 (the model's tokenizer joined the end of a cut text with the template's next letters).
+**Measured** with the 41 original chat templates of TRL 1.16 (`make continuation-table`), six turns, tool loops, cut replies,
+stop strings, and an agent that reformats arguments and drops reasoning: **all 518 combinations are one sequence** in `append`,
+167 in `faithful`. On real engines with a random model, in `append`, 321 of 321 rollouts are one sequence with vLLM 0.32, and
+269 of 271 with SGLang 0.5.23 (the tokenizer joined the end of a cut text with the template's next letters).
 
 ## What is not continued
 
-The first call of a conversation, calls without a rollout ID, and `/inference/v1/generate`. Any other call that is not
-continued is sent as it came, and the reason is counted:
+The first call of a conversation, calls without a rollout ID, and `/inference/v1/generate`. For any other call that is sent as
+it came the reason is counted:
 
 """
 
@@ -116,7 +112,7 @@ In `append`, a continued call has the reason `history` if the template would hav
 
 ## Where to see it
 
-- `tokentape show` has a line for each step, such as:
+- `tokentape show`:
 
 ```text
 step 1  01a9…  chat  policy  469 prompt tokens, 31 completion tokens  stop  410 ms  exact
@@ -125,13 +121,12 @@ continued: 457 ids kept, 12 ids rendered
 
 - `extra.continuation` of a step, and `continuation` of a node of `GET /rollouts/{id}/tree`: the earlier step (`step_id`,
   `choice`), the number of recorded ids (`kept`) and of ids after them (`bridge`), the length of the template's rendering if it
-  differs (`rendered`), or the `reason`. In the tree, `why` is its sentence; a drift boundary has both.
+  differs (`rendered`), or the `reason`, in the tree with its sentence (`why`). A drift boundary has both.
 - In [`/ui`](ui.md), `»` marks a continued call, and `≠` the reason why a call was not continued.
-- The metrics `tokentape_continuations_total` by `result` and `reason`, `tokentape_continuation_duration_seconds` and
-  `tokentape_rollout_cache_bytes`, and the row *Continuation* of the dashboard.
+- `tokentape_continuations_total` by `result` and `reason`, and the row *Continuation* of the dashboard.
 
-`result` is `continued` (recorded ids were sent in place of a rendering that differs), `unchanged` (the rendering begins with
-the recorded ids: it was sent as ids) or `refused` (the call was sent as it came, for the reason).
+`result` is `continued` (recorded ids replaced a rendering that differs), `unchanged` (the rendering begins with the recorded
+ids and was sent as ids) or `refused` (the call was sent as it came, for the reason).
 """
 
 
