@@ -17,9 +17,9 @@ from proxy.trajectory.fidelity import PROBLEMS
 CERTIFIED = Path(__file__).parent / "certified"
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other server (plain)"}
 _OPENING = """\
-A step is **exact** if all checks show that its ids and logprobs are those that the engine sampled, and its prompt ids those
-that the engine processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only `include=flagged` exports it.
-A reason that the tables below lack is logged and counted in `tokentape_unexpected_losses_total`.
+A step is **exact** if all checks show that its ids and logprobs are what the engine sampled, and its prompt ids what the engine
+processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only `include=flagged` exports it. A reason that the
+tables below lack is logged and counted in `tokentape_unexpected_losses_total`.
 
 **Is training on my engine safe?** Run this against a new engine, a new release or other flags:
 
@@ -28,31 +28,31 @@ $ tokentape certify http://127.0.0.1:8000
 ```
 
 It sends each shape of a call to the engine alone and through TokenTape, compares what an agent sees, checks the recorded step,
-and lets vLLM and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or
-not served. With `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Below are its
-results on a CPU with tiny models; [the files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 gives the same
-results; its scores of 1,816 recorded tokens differ by 0.009 on average, 0.062 at most.
+and lets vLLM and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or not
+served. With `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Below are results on
+a CPU with tiny models; [the files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 gives the same; its scores
+of 1,816 recorded tokens differ by 0.009 on average, 0.062 at most.
 
 [certified]: https://github.com/tokentape/tokentape/tree/main/docs/certified
 
-*Flagged* is for a known limitation of the engine. *Forks* is recorded exactly, but the conversation becomes several sequences,
-with more tokens to train. `certify` explains the other results; do not train after *wrong*, *differs* or *failed*.
+*Flagged*: a known limitation of the engine. *Forks*: recorded exactly, but the conversation becomes several sequences, with
+more tokens to train. Do not train after *wrong*, *differs* or *failed*; `certify` explains them.
 
-**Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a limitation
-below; then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after comments as
-keep-alive. `GET /engines` shows the mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in
-`/generate` and unstreamed or replayed calls; other tokens get the announced policy version.
+**Streams.** `record.streaming: auto` streams a streamed call (*live*), unless the engine's streams have a limitation below;
+then the engine gets it unstreamed, and the client the response as the engine's events (*replay*). `GET /engines` shows the
+mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in `/generate` and unstreamed or
+replayed calls; other tokens get the announced policy version.
 
-**Clients that leave** leave a partial step with the ids of every event that arrived. All ids are recorded of a call with one
-choice that TokenTape can abort by its id: at SGLang, and at a vLLM with `--enable-scale-out` or `VLLM_SERVER_DEV_MODE=1` (chat
-and completions). Such calls therefore get an id from TokenTape (`rid`, `request_id`), from which the engine makes the random
-`id` of its response, unless the client chooses one, by `X-Request-Id` too. An update with `in_flight: resume` interrupts them
-without losing a token, also unstreamed ones.
+**Clients that leave** leave a partial step with the ids of every event that arrived. A call with one choice loses no id where
+TokenTape can abort it by its id: at SGLang, and for chat and completions at a vLLM with `--enable-scale-out` or
+`VLLM_SERVER_DEV_MODE=1`. TokenTape gives such calls an id (`rid`, `request_id`), from which the engine makes the `id` of its
+response, unless the client chooses one, by `X-Request-Id` too. An update with `in_flight: resume` interrupts them without
+losing a token, also unstreamed ones.
 
-**Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
+**Logprobs.** `record.logprobs` determines what is requested if the client requests no logprobs:
 
-- `full` (default) and `sampled` record a logprob for each sampled id. For SGLang's completions `sampled` omits the
-  alternative to each token.
+- `full` (default) and `sampled` record a logprob for each sampled id. `sampled` omits the alternative to each token in SGLang's
+  completions.
 - `off` is for trainers that compute logprobs themselves. Steps are still exact, except with SGLang before 0.5.23
   (`no_token_ids`). `sequences` and `steps` contain null; formats that require logprobs reject the rollout. Calls whose
   responses need logprobs (Atropos, Osmosis, llama.cpp's live streams and calls with several choices) still request them.
@@ -66,29 +66,28 @@ normalize over the same tokens, the *sampling mask*, else likelihood ratios of u
 | vLLM, `raw_logprobs` | over all tokens | - |
 | SGLang | over all tokens; with a mask over the kept ones | of chat calls with a `top_k`, if `record.sampling_masks` is true |
 
-vLLM 0.32.0 returns masks on GPUs only, and then status 500 for calls without a `top_k` or with temperature 0. SGLang 0.5.23 was
-run with a `top_k` of at most 4,000. Set a `top_k` for all calls with `sampling.default`. `logprobs_over` of a row's span shows
-what its logprobs are over ([formats](formats.md#sequences)). Scored again over the recorded masks, logprobs differ by less than
-1e-5 on SGLang 0.5.23, and by 0.010 on average, 0.098 at most, on vLLM 0.32.0 in bfloat16.
+vLLM 0.32.0 returns masks on GPUs only, and then status 500 for calls without a `top_k` or with temperature 0. SGLang 0.5.23 ran
+with a `top_k` of at most 4,000. Set a `top_k` for all calls with `sampling.default`. `logprobs_over` of a row's span shows what
+its logprobs are over ([formats](formats.md#sequences)). Scored again over them, logprobs differ by less than 1e-5 on SGLang
+0.5.23, and by 0.010 on average, 0.098 at most, on vLLM 0.32.0 in bfloat16.
 
-**Routed experts** of mixture-of-experts models, for routing replay. `record.routed_experts` requests them for SGLang's chat
-calls (`--enable-return-routed-experts`); vLLM with the same flag returns them for all unstreamed calls, and in streams of
-`/inference/v1/generate`. Both do so on GPUs only. Rows of `sequences` carry the experts of every token but the last once, or
-none if a step lacks some; a step with another number is flagged `bad_experts`. vLLM 0.32.0 was run with a small model: 7 of
-7,033 tokens that two calls processed had other experts in the later call, and rows keep the first ones. SGLang's were read in
-0.5.23, and run with the simulator.
+**Routed experts** of mixture-of-experts models, for routing replay, on GPUs only. `record.routed_experts` requests them for
+SGLang's chat calls (`--enable-return-routed-experts`); vLLM with the same flag returns them for all unstreamed calls, and in
+streams of `/inference/v1/generate`. Rows of `sequences` carry the experts of every token but the last once, or none if a step
+lacks some; a step with another number is flagged `bad_experts`. Of 7,033 tokens that two calls of vLLM 0.32.0 processed, 7 had
+other experts in the later call; rows keep the first ones. SGLang's were run with the simulator only.
 """
 
 _UNSEEN = """## What the checks cannot detect
 
 - Two swapped events of a vLLM stream with **one choice**. With several choices or prompts, token counts in each event
   (`continuous_usage_stats`) reveal a swap.
-- A lost or repeated event in a stream without usage. TokenTape requests it; streams of vLLM's chat and completions and
-  of SGLang's completions that lack it are flagged `no_usage`.
+- A lost or repeated event in a stream without usage. TokenTape requests usage; streams of vLLM's chat and completions and of
+  SGLang's completions that lack it are flagged `no_usage`.
 - A wrong id that the engine reports consistently. `tokentape audit` scores it again.
 
-Clients of a vLLM with `--enable-force-include-usage` get streams of several choices without usage, until a stream of
-one choice of the same rollout, or of three others within ten minutes, reveals the option. Clients of SGLang with
+Clients of a vLLM with `--enable-force-include-usage` get streams of several choices without usage, until a stream of one choice
+of the same rollout, or of three others within ten minutes, reveals the option. Clients of SGLang with
 `stream_response_default_include_usage` get usage only on request.
 """
 
