@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from tokentape.batches import Batch
 from tokentape.control_api import NOT_FOUND, ControlApi
-from tokentape.transport import LOG, Beat, ClientError, Request, TaskHeartbeat, Transport, error_from_response, require
+from tokentape.transport import (
+    LOG,
+    Beat,
+    ClientError,
+    Request,
+    TaskHeartbeat,
+    Transport,
+    authorization,
+    error_from_response,
+    require,
+)
 from tokentape.types import ClaimedGroup, FinishStatus
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructors raise
@@ -133,7 +143,7 @@ class AsyncTransport(Transport):
     """Sends requests with httpx2 and asyncio. A heartbeat is a task."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
-        self._http = httpx.AsyncClient(base_url=url, headers=_headers(api_key))
+        self._http = httpx.AsyncClient(base_url=url, headers=authorization(api_key))
         self._timeout_s = timeout_s
 
     async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
@@ -156,7 +166,7 @@ class BlockingTransport(Transport):
     """Sends requests with httpx2 and blocks. A heartbeat is a thread."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
-        self._http = httpx.Client(base_url=url, headers=_headers(api_key))
+        self._http = httpx.Client(base_url=url, headers=authorization(api_key))
         self._timeout_s = timeout_s
 
     async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
@@ -214,10 +224,6 @@ class ThreadHeartbeat(TaskHeartbeat):
         while not self._stopped.wait(self.interval_s):
             if not run(self.beat()):
                 return
-
-
-def _headers(api_key: str | None) -> dict[str, str] | None:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else None
 
 
 def _arguments(request: Request, timeout_s: float) -> dict[str, Any]:

@@ -114,6 +114,13 @@ class ClientError(Exception):
         return self.status is None or self.status == 429 or self.status >= 500
 
 
+def authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header of a key. Raises ValueError, which does not show it, for a key that no header can have."""
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError("the API key has a line break, or another character that HTTP headers cannot have")
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 def require(package: str, *, user: str, requirement: str) -> None:
     """Raise ImportError with the command that installs an optional package, unless it can be imported."""
     try:

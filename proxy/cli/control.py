@@ -19,7 +19,7 @@ from proxy.cli.render import prompts_of, recorded_texts
 from proxy.cli.running import unreachable_hint
 from proxy.errors import failure_text
 from tokentape.control_api import ControlApi, path_of
-from tokentape.transport import Request, Transport, error_from_response
+from tokentape.transport import Request, Transport, authorization, error_from_response
 
 if TYPE_CHECKING:
     from proxy.config.settings import Settings
@@ -145,7 +145,7 @@ class Response:
 class _Transport(Transport):
     def __init__(self, url: str, api_key: str | None) -> None:
         self._url = url
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = authorization(api_key)
 
     async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
         async with self.response(request) as response:

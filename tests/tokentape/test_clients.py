@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from tests.support.fakes import proxying
 
+from proxy.cli.control import Control
 from tokentape import AsyncClient, Client, ClientError
 from tokentape.clients import ThreadHeartbeat, run
 from tokentape.transport import TaskHeartbeat
@@ -301,6 +302,15 @@ def test_stopping_a_thread_waits_for_a_call_in_progress():
 
     assert ["begun", "ended"] == beats
     assert [] == threads()
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secret\u20ac"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(key):
+    """As one of a file that ends with a line break; libraries of HTTP show the header in their errors."""
+    for kind in (AsyncClient, Client, Control):
+        with pytest.raises(ValueError, match="the API key has a line break") as refused:
+            kind("http://127.0.0.1:9", api_key=key)
+        assert "secret" not in str(refused.value)
 
 
 async def played(url, monkeypatch, agent, **options):
