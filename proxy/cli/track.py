@@ -29,6 +29,7 @@ Track = Callable[[int, Entry, str | None], None]  # logs the entry in this line 
 ENDS: Final = ("failed", "aborted", "completed", "truncated")
 RETRY_S: Final = 5.0
 CLOCKS_MS: Final = 60_000  # between replicas
+_BEGIN: Final = b'{"rollout_id":'  # of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +118,16 @@ class Log:
         except BlockingIOError as error:
             raise ValueError(f"another process has {file.name}: use another --file") from error
         self._file.seek(0)
-        lines = [line for line in self._file if line.endswith(b"\n")]  # the last one is cut if its process died
-        self._file.truncate(sum(map(len, lines)))
+        *lines, cut = self._file.read().split(b"\n")  # the last one is cut if its process died
+        if not all(line.startswith(_BEGIN) for line in lines) or not cut.startswith(_BEGIN[: len(cut)]):
+            raise ValueError(f"{file.name} has another text than rollouts: use another --file")
+        self._file.truncate(self._file.tell() - len(cut))
         if start > len(lines):
             raise ValueError(f"the run has {start} rollouts, {file.name} has {len(lines)}: use another --run or --file")
-        for number, line in enumerate(lines[start:], start):
-            track(number, orjson.loads(line), None)
-        self.known = {orjson.loads(line)["rollout_id"] for line in lines}
+        entries = list(map(orjson.loads, lines))
+        for number, entry in enumerate(entries[start:], start):
+            track(number, entry, None)
+        self.known = {entry["rollout_id"] for entry in entries}
 
     def add(self, entry: Entry, text: str | None = None) -> None:
         """Write a rollout to the file, then log it with its text."""

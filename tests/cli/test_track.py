@@ -178,7 +178,7 @@ def test_a_tracker_has_each_rollout_once_wherever_the_process_dies(tmp_path_fact
             for name in ("a", "b", "c", "d"):
                 if name not in log.known:
                     if lines >= alive and kind == "torn":
-                        file.write(b'{"rollout_id": "')
+                        file.write(b'{"rollout_id":"')
                         raise Died
                     log.add({"rollout_id": name, "values": {}})
 
@@ -200,6 +200,18 @@ def test_a_file_belongs_to_one_process_and_one_run(tmp_path):
             Log(second, 0, print)
     with (tmp_path / "log").open("a+b") as third, pytest.raises(ValueError, match="use another --run"):
         Log(third, 1, print)
+
+
+@pytest.mark.parametrize("content", [b"my notes", b'{"loss": 1}\n{"rollout_id": "', b"a line\n", b"[1]\n"])
+def test_a_file_with_something_else_is_refused_unchanged(tmp_path, content):
+    """Its last line is not taken for one that a process left when it died."""
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    command = ["track", "--once", "--url", "http://127.0.0.1:9", "--file", str(path)]
+    done = CliRunner().invoke(app, command)
+
+    assert (1, True) == (done.exit_code, f"{path} has another text than rollouts" in done.stderr)
+    assert content == path.read_bytes()
 
 
 @pytest.mark.parametrize(("status", "without", "rewarded"), [("open", 0, 0), ("completed", 0, 1), ("aborted", 1, 1)])
