@@ -13,7 +13,6 @@ DEFAULT_URL: Final = "http://127.0.0.1:8400"
 _FOLDER: Final = (
     ".cache/tokentape/running"  # in the home, which only its user can write to: commands send their key there
 )
-_SUFFIX: Final = ".url"
 
 
 @contextmanager
@@ -23,7 +22,7 @@ def announced(url: str) -> Iterator[None]:
         with suppress(OSError, RuntimeError, ImportError):
             import fcntl  # noqa: PLC0415 - not available on Windows
 
-            path = _folder() / f"{os.uname().nodename}-{os.getpid()}{_SUFFIX}"
+            path = _folder() / f"{os.getpid()}{_suffix()}"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = path.with_suffix(".part")  # a file is not seen before it is locked
             file = stack.enter_context(part.open("w", encoding="utf-8"))
@@ -41,8 +40,10 @@ def running_urls() -> list[str]:
     with suppress(OSError, RuntimeError, ImportError):
         import fcntl  # noqa: PLC0415
 
-        for path in sorted(_folder().glob(f"{os.uname().nodename}-*{_SUFFIX}")):
+        for path in sorted(_folder().glob(f"*{_suffix()}")):
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+                if os.fstat(file.fileno()).st_uid != os.getuid():
+                    continue  # HOME is a folder such as /tmp
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -67,3 +68,8 @@ def unreachable_hint() -> str:
 
 def _folder() -> Path:
     return Path.home() / _FOLDER
+
+
+def _suffix() -> str:
+    """Return the end of the files of this machine: a home may be on several, with names such as `gpu` and `gpu-1`."""
+    return f"@{os.uname().nodename}.url"

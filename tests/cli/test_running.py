@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,5 +70,25 @@ def test_a_file_of_another_machine_or_with_another_text_is_ignored(home):
         assert [] == running_urls()
     with announced(URL):
         (path,) = (home / ".cache/tokentape/running").iterdir()
-        path.rename(path.with_name(f"{os.uname().nodename}x-1.url"))
+        path.rename(path.with_name(f"1@x{os.uname().nodename}.url"))
         assert [] == running_urls()
+
+
+def test_a_file_of_another_user_is_ignored(other, monkeypatch):
+    """HOME may be a folder that others can write to; commands send their key to the address."""
+    monkeypatch.setattr("os.getuid", lambda: 987654)
+    assert ([], DEFAULT_URL) == (running_urls(), url_of_commands())
+
+
+def test_a_machine_whose_name_begins_with_that_of_another_has_files_of_its_own(home, monkeypatch):
+    """The other one removes none, also if it does not see the lock, as with NFS without locks."""
+    folder = home / ".cache/tokentape/running"
+    named = SimpleNamespace(nodename="gpu-1")
+    monkeypatch.setattr("os.uname", lambda: named)
+    with announced(URL):
+        (path,) = folder.iterdir()
+        left = path.with_name(path.name.replace(str(os.getpid()), "1"))
+        left.write_text(URL)  # not locked
+        named.nodename = "gpu"
+        assert [] == running_urls()
+        assert left.exists()
