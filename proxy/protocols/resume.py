@@ -37,14 +37,16 @@ _EXACT: Final = frozenset(
      "reasoning_effort", "include_reasoning", "user", "metadata", "store", "service_tier", "priority", "request_id", "rid",
      "session_id", "routing_key", "cache_salt", "add_special_tokens", "echo"}
 )  # fmt: skip
-# And of the endpoints that sample from ids, with those of `sampling_params`.
+# And of the endpoints that sample from ids, and of their `sampling_params`.
 _EXACT_OF_GENERATE: Final = frozenset(
     {"model", "token_ids", "input_ids", "text", "stream", "stream_options", "output_mode", "return_token_ids",
      "return_prompt_token_ids", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
-     "request_id", "rid", "priority", "cache_salt", "routing_key", "max_tokens", "min_tokens", "temperature", "top_p", "top_k",
-     "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs", "detokenize",
-     "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output",
-     "presence_penalty", "frequency_penalty", "repetition_penalty"}
+     "request_id", "rid", "priority", "cache_salt", "routing_key", "sampling_params"}
+)  # fmt: skip
+_EXACT_OF_SAMPLING: Final = frozenset(
+    {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos",
+     "logit_bias", "logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim",
+     "include_stop_str_in_output", "presence_penalty", "frequency_penalty", "repetition_penalty"}
 )  # fmt: skip
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")  # they count the sampled tokens
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
@@ -67,10 +69,15 @@ def refusal(plan: Plan, step: Step | None, *, has_parser: bool | None) -> Refusa
     is_generate = name in GENERATES
     asks_ids = options.token_ids or (options.logprobs and name == "completions") or plan.view.tokens is not None
     asks_meta = "return_meta_info" in body and "meta_info" not in plan.view.strip_rules.keys
-    has_others = any(body[field] is not None for field in body.keys() - (_EXACT_OF_GENERATE if is_generate else _EXACT))
+    others = body.keys() - _EXACT
+    if is_generate:
+        sampling = plan.dialect.sampling(plan.body)
+        others = (plan.body.keys() - _EXACT_OF_GENERATE) | (sampling.keys() - _EXACT_OF_SAMPLING)
+    has_others = any(body[field] is not None for field in others)
     # An engine may read "7" or 7.0 as a number; each stop string is searched for in the text.
     is_odd = any(type(body.get(name)) not in _INT_OR_NONE for name in _NUMBERS) or len(stop_strings(body)) > _MOST_STOPS
-    is_odd |= name == "sglang_generate" and is_on(body.get("stream"))  # each event repeats all of the reply
+    # Each event of a stream repeats all of the reply; a list of prompts gets a list of replies.
+    is_odd |= name == "sglang_generate" and (is_on(body.get("stream")) or _is_batch(plan.request))
     has_parsed = step is not None and _is_parsed(step)
     is_parsed = name == "chat" and (has_parsed or (offers_tools(body) and has_parser is not False))
     refusals: dict[Refusal, bool] = {
@@ -96,6 +103,12 @@ def fields_of(plan: Plan) -> Mapping[str, Any]:
     return {**plan.body, "sampling_params": None, **plan.dialect.sampling(plan.body)}
 
 
+def _is_batch(body: Json) -> bool:
+    """Return whether a body of SGLang's `/generate` has its prompt in a list."""
+    ids = body.get("input_ids")
+    return isinstance(body.get("text"), list) or (isinstance(ids, list) and bool(ids) and isinstance(ids[0], list))
+
+
 def _has_ids(step: Step) -> bool:
     """Return whether the step has the prompt, and a right id for each sampled token."""
     if len(step.prompts) != 1 or len(step.choices) > 1:
@@ -119,7 +132,9 @@ def _left(plan: Plan, count: int) -> Json | None:
     Without a limit, chat and vLLM's generate sample up to the end of the context window, and others a number of tokens.
     """
     body, fields, default = fields_of(plan), {}, _DEFAULT_MAX_TOKENS.get(plan.dialect.name)
-    if default is not None and body.get("max_tokens") is None:
+    # SGLang's generate has no limit with null.
+    is_default = body.get("max_tokens") is None if plan.dialect.name == "completions" else "max_tokens" not in body
+    if default is not None and is_default:
         body = {**body, "max_tokens": default}
     for name in _BOUNDS:
         bound = body.get(name)

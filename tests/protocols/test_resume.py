@@ -119,6 +119,25 @@ def test_a_stream_that_repeats_its_tokens_is_not_resumed():
     assert "field" == refusal(plan_of("/generate", {**NATIVE, "stream": True}, kind="sglang"), STEP, has_parser=None)
 
 
+@pytest.mark.parametrize("prompt", [{"input_ids": [[1, 2]]}, {"input_ids": None, "text": ["ab"]}])
+def test_a_prompt_in_a_list_is_not_resumed(prompt):
+    """Its reply is in a list, that of the rest would not be."""
+    assert "field" == refusal(plan_of("/generate", {**NATIVE, **prompt}, kind="sglang"), STEP, has_parser=None)
+
+
+def test_a_limit_that_is_not_a_sampling_parameter_is_not_taken_for_one():
+    body = {"token_ids": [1, 2], "sampling_params": {}, "max_tokens": 9}
+    assert "field" == refusal(plan_of("/inference/v1/generate", body), STEP, has_parser=None)
+
+
+@pytest.mark.parametrize(("limit", "left"), [({}, 125), ({"max_new_tokens": None}, None), ({"max_new_tokens": 9}, 6)])
+def test_the_native_limit_is_128_unless_it_is_null(limit, left):
+    """SGLang samples without a limit then."""
+    rest = resumed_plan(plan_of("/generate", {**NATIVE, "sampling_params": limit}, kind="sglang"), STEP, None)
+
+    assert left == rest.body.get("sampling_params", limit)["max_new_tokens"]
+
+
 def test_a_penalty_of_the_model_counts_where_the_call_has_null():
     traits = Traits("sglang", "0.5.23", sampling_defaults={"repetition_penalty": 1.05})
     plan = plan_of(CHAT, BODY | {"repetition_penalty": None}, kind="sglang", traits=traits)
