@@ -333,7 +333,7 @@ class Pause:
         self._endpoints_number = 0
         self.in_flight = 0  # calls of this process that were admitted, have not ended, and do not wait to be resumed
         self._waiting = 0
-        self._waiters: list[asyncio.Future[None]] = []  # of calls, until the next change
+        self._waiters: dict[asyncio.Future[None], None] = {}  # of calls, until the next change
         heartbeats.pauses[policy] = self
 
     def __repr__(self) -> str:
@@ -363,7 +363,7 @@ class Pause:
 
     def _note_change(self) -> None:
         """Wake the calls that wait, and send a heartbeat."""
-        waiters, self._waiters = iter(self._waiters), []
+        waiters, self._waiters = iter(self._waiters), {}
         _wake_some(waiters)
         self._heartbeats.is_due.set()
 
@@ -514,8 +514,12 @@ class Pause:
         try:
             async with asyncio.timeout(timeout_s):
                 while self._is_closed(labels, is_resumed=is_resumed):
-                    self._waiters.append(waiter := asyncio.get_running_loop().create_future())
-                    await waiter
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._waiters[waiter] = None
+                    try:
+                        await waiter
+                    finally:  # a pause may last hours, and calls that give up are sent again
+                        self._waiters.pop(waiter, None)
         except TimeoutError:
             setting = "resume_timeout_s" if is_resumed else "pause_timeout_s"
             raise Paused(f"Calls are still paused after {timeout_s:g} s (agents.{setting}). Try again later.") from None

@@ -369,6 +369,16 @@ async def test_calls_that_wait_go_on_over_several_iterations_of_the_event_loop(p
     assert pause.in_flight == 50
 
 
+async def test_calls_that_give_up_during_a_pause_leave_nothing_behind(pauses):
+    pause, _ = pauses
+    await pause.announce("wait")
+    for _ in range(3):
+        with pytest.raises(Paused):
+            await pause.passed(0.001)
+
+    assert not pause._waiters
+
+
 async def test_a_call_that_was_interrupted_waits_no_longer_than_resume_timeout_s(pauses):
     pause, _ = pauses
     await pause.announce("reject")
