@@ -30,9 +30,20 @@ class DetachedSteps(Protocol):
     detached_bytes: int
 
 
-class _Named(Protocol):
+class _Pause(Protocol):
+    @property
+    def mode(self) -> str | None: ...
+
+    @property
+    def held(self) -> Collection[str]: ...
+
+
+class _Policy(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def pause(self) -> _Pause: ...
 
 
 class _Labelled(Protocol):
@@ -56,7 +67,7 @@ class CallInFlight(Protocol):
     is_waiting: bool
 
     @property
-    def policy(self) -> _Named:
+    def policy(self) -> _Policy:
         """The policy of its model."""
         ...
 
@@ -172,7 +183,7 @@ class InFlightBytes:
             if call.policy.name == policy and not call.is_waiting and (labels is None or call.endpoint.label in labels)
         ]
         sampled = [call for call in calls if call.step is None]
-        _interrupt_some(iter(sampled), reason, is_last=is_last)
+        _interrupt_some(filter(partial(_must_leave, labels), sampled), reason, is_last=is_last)
         return sum(not call.is_waiting for call in sampled), len(calls) - len(sampled)
 
     def take(self, more: int, *, own: int) -> None:
@@ -276,6 +287,12 @@ def check_connection(request: web.Request) -> None:
         raise Overloaded(
             f"This process has more than {limit} connections (agents.max_connections). Close unused ones, or try again later."
         )
+
+
+def _must_leave(labels: Collection[str] | None, call: CallInFlight) -> bool:
+    """Return whether a call still is to leave its engine: it may have gone on at another one, or the pause may be over."""
+    label, pause = call.endpoint.label, call.policy.pause
+    return (labels is None or label in labels) and (pause.mode is not None or label in pause.held)
 
 
 def _interrupt_some(calls: Iterator[CallInFlight], reason: str, *, is_last: bool) -> None:

@@ -285,6 +285,8 @@ async def test_calls_of_a_policy_and_of_its_held_endpoints_are_interrupted_unles
     completed, elsewhere = Call("a", step=object()), Call("b")
     judge = policies_of({"judge": {"models": ["j"]}}).named("judge")
     memory_limit.calls |= {there, leaves, waits, completed, elsewhere, Call("a", policy=judge)}
+    for call in memory_limit.calls:
+        call.policy.pause.mode = "wait"
 
     assert (1, 1) == memory_limit.interrupt_sampled("default", "reason", {"a"}, is_last=False)
     assert {(there, "reason", False), (leaves, "reason", False)} == set(interrupted)
@@ -297,12 +299,16 @@ async def test_many_calls_are_interrupted_over_several_iterations_of_the_event_l
     """Between them it serves others; all are counted at once."""
     interrupted = set()
 
+    policy = policies_of().default
+    policy.pause.mode = "wait"
+
     class Call:
-        policy, endpoint, step, is_waiting = policies_of().default, SimpleNamespace(label="a"), None, False
+        endpoint, step, is_waiting = SimpleNamespace(label="a"), None, False
 
         def interrupt(self, reason: str, *, is_last: bool) -> None:
             interrupted.add(self)
 
+    Call.policy = policy
     memory_limit.calls |= {Call() for _ in range(50)}
     counts = memory_limit.interrupt_sampled("default", "reason", None, is_last=False)
     sizes = [len(interrupted)]
@@ -312,3 +318,32 @@ async def test_many_calls_are_interrupted_over_several_iterations_of_the_event_l
     memory_limit.calls.clear()
 
     assert ((50, 0), [16, 32, 48, 50]) == (counts, sizes)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+async def test_calls_that_went_on_before_their_turn_are_not_interrupted(memory_limit, is_held):
+    """At another endpoint, or because the pause is over."""
+    policy, interrupted = policies_of().default, []
+
+    class Call:
+        step, is_waiting = None, False
+
+        def __init__(self) -> None:
+            self.policy, self.endpoint = policy, SimpleNamespace(label="a")
+
+        def interrupt(self, reason: str, *, is_last: bool) -> None:
+            interrupted.append(self)
+
+    memory_limit.calls |= {Call() for _ in range(50)}
+    policy.pause.held, policy.pause.mode = frozenset("a" if is_held else ""), None if is_held else "wait"
+    memory_limit.interrupt_sampled("default", "reason", {"a"} if is_held else None, is_last=False)
+    if is_held:
+        for call in memory_limit.calls:
+            call.endpoint.label = "b"
+    else:
+        policy.pause.mode = None
+    for _ in range(9):
+        await asyncio.sleep(0)
+    memory_limit.calls.clear()
+
+    assert 16 == len(interrupted)
