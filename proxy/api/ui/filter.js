@@ -85,16 +85,19 @@ export function metadataOf({ metadata }, path) {
   return typeof value === "object" && value !== null ? JSON.stringify(value) : value;
 }
 
+/** Return a function that tells whether the store finds a term: the exact value of an indexed field. */
+const isFoundBy = (indexed) => ({ field, path, text, isNot }) =>
+  Object.hasOwn(indexed, field ?? "") && !path && !isNot && text && text !== "none"
+  && (indexed[field][1]?.includes(text) ?? true);
+
 /** Return the query of the route for the terms that the store finds. `indexed`: field -> `[parameter, its values if known]`. */
-export function queryOf(terms, indexed) {
-  const isSent = ({ field, path, text, isNot }) =>
-    Object.hasOwn(indexed, field ?? "") && !path && !isNot && text && (indexed[field][1]?.includes(text) ?? true);
-  return Object.fromEntries(terms.filter(isSent).map(({ field, text }) => [indexed[field][0], text]));
-}
+export const queryOf = (terms, indexed) =>
+  Object.fromEntries(terms.filter(isFoundBy(indexed)).map(({ field, text }) => [indexed[field][0], text]));
 
 /** Return a sentence that names the terms that only select among the rows that are loaded. */
 export function localOf(terms, indexed) {
-  const names = [...new Set(terms.map(({ field }) => field ?? "words").filter((name) => !Object.hasOwn(indexed, name)))];
+  const isFound = isFoundBy(indexed);
+  const names = [...new Set(terms.filter((term) => !isFound(term)).map(({ field }) => field ?? "words"))];
   return names.length ? `; ${names.join(", ")}: only of these` : "";
 }
 

@@ -64,6 +64,18 @@ async def test_indexed_fields_are_filtered_by_the_store_and_the_page_says_what_i
     await expect(page.locator("a[href='#/rollout/oldest']")).to_be_visible()
 
 
+async def test_a_term_that_the_store_does_not_find_selects_among_what_is_loaded(empty, open_page):
+    """The absence of an indexed value, and a negated one; the page names their fields."""
+    for number in range(502):
+        group = {"group_id": "grouped"} if number % 2 else {}
+        await empty.control("POST", "/rollouts", {"rollout_id": f"ungrouped-{number}", **group})
+    page = await open_page(f"{empty.url}/ui")
+    await expect(page.locator(".sum")).to_have_text("500 loaded; older ones exist")
+    for terms in ["group:none", "-group:grouped"]:
+        await page.locator("#filter").fill(terms)
+        await expect(page.locator(".sum")).to_have_text("250 of 500 loaded; older ones exist; group: only of these")
+
+
 async def test_the_order_is_in_the_url(contents, open_page):
     """With the filter."""
     page = await open_page(f"{contents.url}/ui#/rollouts?q=group%3Amath-1&sort=-reward")
