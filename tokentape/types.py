@@ -45,11 +45,12 @@ class Change(TypedDict):
 class Rollout(_Rollout):
     """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens.
 
-    `reason` is "deadline" if it was finished because it exceeded `deadline_s`, `idle_s` or `start_s`. `warning` of a change
-    is why it has no effect.
+    `reason` is "deadline" if it was finished because it exceeded `deadline_s`, `idle_s` or `start_s`. `policy` is the policy of
+    the first step, null before it and if 0.1.0 recorded it. `warning` of a change is why it has no effect.
     """
 
     reason: str | None
+    policy: str | None
     task: str | None
     counts: dict[str, int]
     errors: dict[str, int]

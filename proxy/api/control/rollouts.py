@@ -266,8 +266,7 @@ def _fields(request: web.Request, context: Context, rollout: Rollout, marks: Mar
     return {
         **_terms(request, context, rollout),
         **shown_playback(rollout),
-        **named(rollout, "status", "reason"),
-        **({} if rollout.policy is None else {"policy": rollout.policy}),
+        **named(rollout, "status", "reason", "policy"),
         **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "task": rollout.task,
         "counts": {**counts, "undelivered": len(marks.undelivered)},
