@@ -73,8 +73,8 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
 - A continued call costs one rendering, in place of its own tokenization. With drift it costs two requests to `/detokenize`, and
   in about 15 % of these cases four more renderings (at most 15 in `append`).
 - If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects the ids, the call is sent again
-  unchanged. Such a rollout is not continued at this endpoint, and after [three
-  rollouts](decisions/100-beliefs-about-engines.md) none is.
+  unchanged. Such a rollout is not continued at this endpoint, and after
+  [three rollouts](decisions/100-beliefs-about-engines.md) none is.
 - Ids are cached in the process (`agents.rollout_cache_bytes`), else read from the store, also by other replicas and after a
   restart.
 
@@ -86,8 +86,8 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
 - **Content beside calls** in its place, though some templates write it after the results of the calls (`gemma4`).
 
 **gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. `append` keeps
-`<|return|>`; in `faithful`, each answer with a successor forks by this token (`other_stop`). [Its
-authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|end|>` in the history, without earlier
+`<|return|>`; in `faithful`, each answer with a successor forks by this token (`other_stop`).
+[Its authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|end|>` in the history, without earlier
 reasoning: use `faithful` for prompts as the model knows them.
 
 **Stop strings** (`stop`) are sampled, and the engine cuts them from the visible text. If one begins within a token, the prompt
