@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, get_args, overload
 
 from tokentape.batches import Batch
-from tokentape.control_api import NOT_FOUND, ControlApi
+from tokentape.control_api import NOT_FOUND, NOT_VALID, ControlApi
 from tokentape.transport import (
     LOG,
     Beat,
@@ -23,6 +23,7 @@ from tokentape.transport import (
     Request,
     TaskHeartbeat,
     Transport,
+    Wait,
     authorization,
     error_from_response,
     require,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tokentape.managed_server import ManagedServer
 
 LOOK_S: Final = 15.0  # between two looks at whether a rollout that is played has ended
+OUTAGE_S: Final = 120.0  # of the proxy, in which the finish of a rollout that was played is repeated
 ENDED: Final = frozenset(get_args(FinishStatus))
 MAX_JOIN_S: Final = 5.0  # an extension in flight may end later; nothing reads its result
 
@@ -88,7 +90,7 @@ class AsyncClient(ControlApi):
             rollout_id = playing["rollout_id"]
             try:
                 reward = await self._until_ended(rollout_id, agent(playing))
-                await self.finish_rollout(rollout_id, reward=reward)
+                await self._complete(rollout_id, None if reward is None else float(reward))
             except Exception:  # noqa: BLE001 - of this agent: the others continue
                 LOG.exception("the agent of rollout %r failed", rollout_id)
             else:
@@ -98,6 +100,19 @@ class AsyncClient(ControlApi):
                 finished = await self.finish_rollout(rollout_id, "aborted")
             playing = finished.get("replaced_by")
         return None
+
+    async def _complete(self, rollout_id: str, reward: float | None) -> None:
+        """Finish a rollout, also through an outage of the proxy: its agent has ended, and its tokens can be trained."""
+        outage = Wait(OUTAGE_S)
+        while True:
+            try:
+                await self.finish_rollout(rollout_id, reward=reward)
+            except ClientError as error:
+                if not (error.may_pass and outage.left_s) or error.code == NOT_VALID:
+                    raise
+                await self.transport.sleep(1.0)
+            else:
+                return
 
     async def _until_ended(self, rollout_id: str, running: Awaitable[float | None]) -> float | None:
         """Return the result of an agent; cancel it if its rollout ends before."""

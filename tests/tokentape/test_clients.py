@@ -3,14 +3,16 @@
 import asyncio
 import inspect
 import threading
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from aiohttp import web
 from tests.support.fakes import proxying
 
 from proxy.cli.control import Control
 from tokentape import AsyncClient, Client, ClientError
-from tokentape.clients import ThreadHeartbeat, run
+from tokentape.clients import AsyncTransport, ThreadHeartbeat, run
 from tokentape.transport import TaskHeartbeat
 
 ROLLOUT = {"rollout_id": "r1"}
@@ -398,3 +400,52 @@ async def test_a_rollout_is_played_until_it_is_deleted_or_completed(url, monkeyp
                 await client.open_rollout(name), agent
             )
         assert 0.5 == (await client.rollout("kept"))["reward"]
+
+
+@pytest.mark.parametrize("reward", [True, Fraction(1, 2), np.float32(0.5)])
+async def test_a_reward_may_be_any_number(url, reward):
+    """As the result of a comparison, or of a computation with numpy."""
+
+    async def agent(rollout):
+        return reward
+
+    async with AsyncClient(url) as client:
+        assert "r1" == await client.play_rollout(await client.open_rollout("r1"), agent)
+        assert float(reward) == (await client.rollout("r1"))["reward"]
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False])
+async def test_a_rollout_whose_finish_is_lost_is_completed(url, monkeypatch, is_carried_out):
+    """The same request again changes nothing; the reward of its agent is not thrown away."""
+    monkeypatch.setattr("tokentape.clients.LOOK_S", 0.05)
+    send, left = AsyncTransport.parts, [None]  # what is lost
+
+    async def lose(self, request):
+        lost = request.path.endswith("/finish") and left and not left.clear()
+        if is_carried_out or not lost:
+            async for part in send(self, request):
+                if not lost:
+                    yield part
+        if lost:
+            raise ClientError("the connection was lost", code="connection_lost")
+
+    monkeypatch.setattr(AsyncTransport, "parts", lose)
+
+    async def agent(rollout):
+        return 0.5
+
+    async with AsyncClient(url) as client:
+        assert "r1" == await client.play_rollout(await client.open_rollout("r1"), agent)
+        rollout = await client.rollout("r1")
+    assert ("completed", 0.5) == (rollout["status"], rollout["reward"])
+
+
+async def test_a_reward_that_is_no_number_aborts_the_rollout(url):
+    """At once: no repeated request could change it."""
+
+    async def agent(rollout):
+        return float("nan")
+
+    async with AsyncClient(url) as client:
+        assert None is await client.play_rollout(await client.open_rollout("r1"), agent)
+        assert "aborted" == (await client.rollout("r1"))["status"]
