@@ -104,8 +104,8 @@ async def open_rollout(
     fields: Fields = None,
 ) -> Answer:
     """Open a rollout, and print the base URL and the API key of its agent. The same options again return the same rollout."""
-    more = fields_of(fields)
-    opened: Any = await control.open_rollout(rollout, **{"group_id": group, "metadata": metadata, **more})
+    options = {"rollout_id": rollout, "group_id": group, "metadata": metadata, **fields_of(fields)}
+    opened: Any = await control.open_rollout(**options)
     return Answer(opened, f"rollout {opened['rollout_id']!r}: open", _agents_of(opened))
 
 
@@ -182,7 +182,8 @@ async def open_group(
     fields: Fields = None,
 ) -> Answer:
     """Open a group and its rollouts, and print the base URL and the API key of each agent."""
-    opened = await control.open_group(size, **{"group_id": group, "metadata": metadata, **fields_of(fields)})
+    body = {"size": size, "group_id": group, "metadata": metadata, **fields_of(fields)}
+    opened = await control.send("POST", "/groups", body)
     return Answer(opened, _members_line(opened), _agents_of(opened))
 
 
@@ -242,8 +243,9 @@ async def claim_batch(  # noqa: PLR0917 - each parameter is a named option
     fields: Fields = None,
 ) -> Answer:
     """Claim complete groups for training. Acknowledge the batch before its lease expires."""
-    options = {"format": form, "wait_s": wait_s, "lease_s": lease_s, **fields_of(fields)}
-    claimed = await control.claim_batch(consumer=consumer, groups=number, policy=policy, **options)
+    named = {"consumer": consumer, "groups": number, "policy": policy}
+    options = {**named, "format": form, "wait_s": wait_s, "lease_s": lease_s, **fields_of(fields)}
+    claimed = await control.claim_batch(**options)
     lines = [f"{group['group_id']}  {len(group['rows'])} rows" for group in claimed["groups"]]
     out = [f"{len(claimed[how])} {how}" for how in ("refused", "dropped") if claimed.get(how)]
     what = f"batch {claimed['batch_id']!r}, for {lease_s:g} s" if lines else "no group is complete"

@@ -289,3 +289,16 @@ async def test_rewards_of_threads_are_set_by_name(invoke, recorded):
     assert (2, True) == (invalid, "use THREAD=NUMBER" in error)
     assert unknown != 0
     assert "the threads are main" in refused
+
+
+async def test_other_fields_are_the_requests_own(invoke):
+    """They come last: one that has an argument or an option too replaces it. The proxy refuses what it does not know."""
+    code, _, errors = await invoke("group", "open", "2", "--set", "limits={}")
+    assert (Exit.FAILED, True) == (code, "422" in errors and "limits" in errors), errors
+    for words, field, line in (
+        (("group", "open", "2", "--group", "g"), "size=1", "group 'g': '"),
+        (("rollout", "open", "r1"), "rollout_id=r2", "rollout 'r2': open"),
+        (("batch", "claim", "--consumer", "a"), "consumer=b", "no group is complete"),
+    ):
+        code, _, errors = await invoke(*words, "--set", field)
+        assert (0, True) == (code, errors.startswith(line)), errors
