@@ -50,9 +50,9 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 ## Which reply is continued
 
 A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options. Among
-replies equal in text and calls (retries, `n`, sub-agents), these decide, in this order: repeated IDs of tool calls and
-responses; equal reasoning (missing reasoning is restored); unchanged whitespace and format of arguments; the agent
-(`X-Agent-Name`); recorded calls with which the call begins; replies that a client received.
+equal replies (retries, `n`, sub-agents), these decide, in this order: repeated IDs of tool calls and responses; equal reasoning
+(missing reasoning is restored); unchanged whitespace and format of arguments; the agent (`X-Agent-Name`); recorded calls with
+which the call begins; replies that a client received.
 
 If replies with different ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`
 lets the engine render it, and `append` refuses (`edited`). In arguments, `1`, `1.0` and `true` are different. A text prompt of
@@ -66,17 +66,15 @@ lets the engine render it, and `append` refuses (`edited`). In arguments, `1`, `
 | SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
 | llama.cpp, any other server | not continued | not continued | |
 
-An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's prompt ids.
+An SGLang endpoint gets ids for chat only once its rendering of a step equals the step's prompt ids.
 
-- Tools, parsers, streaming and structured output work as before; clients do not see the injected fields, and usage is the
-  engine's.
+- Clients do not see the injected fields; tools, parsers, streaming, structured output and usage work as without them.
 - A continued call costs one rendering, in place of its own tokenization. With drift it costs two requests to `/detokenize`, and
   in about 15 % of these cases four more renderings (at most 15 in `append`).
 - If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects the ids, the call is sent again
   unchanged. Such a rollout is not continued at this endpoint, and after
   [three rollouts](decisions/100-beliefs-about-engines.md) none is.
-- Ids are cached in the process (`agents.rollout_cache_bytes`), else read from the store, also by other replicas and after a
-  restart.
+- Ids are cached (`agents.rollout_cache_bytes`), else read from the store, also by other replicas and after a restart.
 
 ## What append keeps
 
@@ -122,7 +120,7 @@ continued: 457 ids kept, 12 ids rendered
 - `extra.continuation` of a step, and `continuation` of a node of `GET /rollouts/{id}/tree`: the earlier step (`step_id`,
   `choice`), the number of recorded ids (`kept`) and of ids after them (`bridge`), the length of the template's rendering if it
   differs (`rendered`), or the `reason`, in the tree with its sentence (`why`). A drift boundary has both.
-- In [`/ui`](ui.md), `»` marks a continued call, and `≠` the reason why a call was not continued.
+- In [`/ui`](ui.md), `»` marks a continued call, `≠` the reason why a call was not.
 - `tokentape_continuations_total` by `result` and `reason`, and the row *Continuation* of the dashboard.
 
 `result` is `continued` (recorded ids replaced a rendering that differs), `unchanged` (the rendering begins with the recorded

@@ -27,11 +27,11 @@ tables below lack is logged and counted in `tokentape_unexpected_losses_total`.
 $ tokentape certify http://127.0.0.1:8000
 ```
 
-It sends each shape of a call to the engine alone and through TokenTape, compares what an agent sees, checks the recorded step,
-and lets vLLM and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or not
-served. With `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Below are results on
-a CPU with tiny models; [the files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 gives the same; its scores
-of 1,816 recorded tokens differ by 0.009 on average, 0.062 at most.
+It sends each shape of a call to the engine alone and through TokenTape, compares the responses, checks the step, and lets vLLM
+and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or not served. With
+`--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Below are results on a CPU with
+tiny models; [the files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 gives the same; its scores of 1,816
+recorded tokens differ by 0.009 on average, 0.062 at most.
 
 [certified]: https://github.com/tokentape/tokentape/tree/main/docs/certified
 
@@ -43,22 +43,22 @@ then the engine gets it unstreamed, and the client the response as the engine's 
 mode. vLLM reports the weight version of each token in `/inference/v1/generate`, SGLang in `/generate` and unstreamed or
 replayed calls; other tokens get the announced policy version.
 
-**Clients that leave** leave a partial step with the ids of every event that arrived. A call with one choice loses no id where
-TokenTape can abort it by its id: at SGLang, and for chat and completions at a vLLM with `--enable-scale-out` or
+**Clients that leave** leave a partial step with the ids of every event that arrived: all ids, if the call has one choice and
+TokenTape can abort it by its id: at SGLang, and for chat and completions at vLLM with `--enable-scale-out` or
 `VLLM_SERVER_DEV_MODE=1`. TokenTape gives such calls an id (`rid`, `request_id`), from which the engine makes the `id` of its
-response, unless the client chooses one, by `X-Request-Id` too. An update with `in_flight: resume` interrupts them without
-losing a token, also unstreamed ones.
+response, unless the client chooses one, by `X-Request-Id` too. An update with `in_flight: resume` loses no token of them, also
+unstreamed.
 
 **Logprobs.** `record.logprobs` determines what is requested if the client requests no logprobs:
 
 - `full` (default) and `sampled` record a logprob for each sampled id. `sampled` omits the alternative to each token in SGLang's
   completions.
-- `off` is for trainers that compute logprobs themselves. Steps are still exact, except with SGLang before 0.5.23
-  (`no_token_ids`). `sequences` and `steps` contain null; formats that require logprobs reject the rollout. Calls whose
-  responses need logprobs (Atropos, Osmosis, llama.cpp's live streams and calls with several choices) still request them.
+- `off`, for trainers that compute logprobs themselves, keeps steps exact, except with SGLang before 0.5.23 (`no_token_ids`).
+  `sequences` and `steps` contain null; formats that require logprobs reject the rollout. Calls whose responses need logprobs
+  (Atropos, Osmosis, llama.cpp's live streams and calls with several choices) still request them.
 
-**Truncated sampling.** With top-k, top-p or min-p, some engines return logprobs over the kept tokens only. A trainer must
-normalize over the same tokens, the *sampling mask*, else likelihood ratios of unchanged weights are not 1.
+**Truncated sampling.** With top-k, top-p or min-p, some engines return logprobs over the kept tokens only. Normalize over the
+same tokens, the *sampling mask*, else likelihood ratios of unchanged weights are not 1.
 
 | engine | logprobs | sampling mask |
 |---|---|---|
@@ -74,8 +74,8 @@ its logprobs are over ([formats](formats.md#sequences)). Scored again over them,
 **Routed experts** of mixture-of-experts models, for routing replay, on GPUs only. `record.routed_experts` requests them for
 SGLang's chat calls (`--enable-return-routed-experts`); vLLM with the same flag returns them for all unstreamed calls, and in
 streams of `/inference/v1/generate`. Rows of `sequences` carry the experts of every token but the last once, or none if a step
-lacks some; a step with another number is flagged `bad_experts`. Of 7,033 tokens that two calls of vLLM 0.32.0 processed, 7 had
-other experts in the later call; rows keep the first ones. SGLang's were run with the simulator only.
+lacks some; a step with another number is flagged `bad_experts`. A token that two calls process can have other experts in the
+later one (7 of 7,033 on vLLM 0.32.0); rows keep the first. SGLang's are tested with the simulator only.
 """
 
 _UNSEEN = """## What the checks cannot detect
