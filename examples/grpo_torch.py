@@ -69,9 +69,10 @@ def load_into_vllm(url: str, folder: Path) -> None:
 class Learner:
     """The model that is trained, and its optimizer."""
 
-    def __init__(self, folder: Path, rate: float) -> None:
+    def __init__(self, folder: Path, rate: float, steps: int) -> None:
         self.folder, self.model = folder, Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate, betas=(0.9, 0.95))
+        self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.1, steps)
 
     def learn(self, groups: Sequence[ClaimedGroup], version: int, clip: float = 0.2) -> float:
         """Train on a batch and save the weights; return `ratio-1` before, of the tokens of this version."""
@@ -92,6 +93,7 @@ class Learner:
             self.optimizer.zero_grad()
             (-surrogate[mask == 1].mean()).backward()
             self.optimizer.step()
+        self.schedule.step()
         self.model.save_pretrained(self.folder)
         return apart
 
@@ -99,7 +101,7 @@ class Learner:
 async def train(url: str, engine: str, options: argparse.Namespace) -> list[tuple[float, float]]:
     """Run the training loop; print and return the mean reward and `ratio-1` of each batch; write the rows for plots.py."""
     lines: list[tuple[float, float]] = []
-    learner, groups = Learner(options.out / "policy", options.rate), options.groups
+    learner, groups = Learner(options.out / "policy", options.rate, options.steps), options.groups
     load = partial(asyncio.to_thread, load_into_vllm, engine, learner.folder)
     async with (
         AsyncClient(url) as client,
@@ -131,11 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[float, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("learned"), help="folder to make (default: %(default)s)")
     parser.add_argument("--tokentape", default="tokentape", help="command of the proxy (default: %(default)s)")
-    parser.add_argument("--imitate", type=int, default=400, help="batches of imitation before (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=190, help="batches to train on (default: %(default)s)")
+    parser.add_argument("--imitate", type=int, default=500, help="batches of imitation before (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=120, help="batches to train on (default: %(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="groups per batch (default: %(default)s)")
     parser.add_argument("--size", type=int, default=8, help="rollouts per group (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=4e-4, help="learning rate (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=5e-4, help="learning rate (default: %(default)s)")
     options = parser.parse_args(arguments)
     options.out = options.out.absolute()
     options.out.mkdir(parents=True)

@@ -86,20 +86,21 @@ def imitate(model: Any, tokenizer: Any, steps: int, seed: int) -> float:
     optimizer, draw = torch.optim.AdamW(model.parameters(), lr=3e-3), random.Random(seed)  # noqa: S311
     loss: Any = torch.tensor(0.0)
     for step in range(steps):
-        skill = 1.0 if step < steps / 2 else SKILL
+        optimizer.param_groups[0]["lr"] = 3e-3 * (1 - step / steps)  # low at the end, so that the colour is still read
         batch = tokenizer.apply_chat_template(
-            [conversation(draw, skill) for _ in range(32)], return_dict=True, return_tensors="pt", padding=True,
-            return_assistant_tokens_mask=True,
+            [conversation(draw, 1.0 if step < 0.8 * steps else SKILL) for _ in range(32)], return_dict=True,
+            return_tensors="pt", padding=True, return_assistant_tokens_mask=True,
         )  # fmt: skip
         labels = batch["input_ids"].masked_fill(torch.as_tensor(batch["assistant_masks"]) == 0, -100)
         loss = model(batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return float(loss.item())
 
 
-def make(folder: Path, steps: int = 400, seed: int = 1) -> None:
+def make(folder: Path, steps: int = 500, seed: int = 1) -> None:
     """Make the tokenizer and the model, and save both to a folder."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
@@ -142,8 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder to write")
-    parser.add_argument("--steps", type=int, default=400, help="batches of imitation (default: %(default)s)")
-    make(**vars(parser.parse_args(arguments)))
+    make(parser.parse_args(arguments).folder)
 
 
 if __name__ == "__main__":
