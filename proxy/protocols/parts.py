@@ -111,7 +111,7 @@ class Before:
         if isinstance(versions := response.get("metadata"), dict):
             own = self.response.get("metadata")
             joined = self._versions(own if isinstance(own, dict) else {}, versions)
-            shown["metadata"] = versions if joined is None else {**versions, "weight_versions": joined}
+            shown["metadata"] = {**versions, "weight_versions": joined} if "weight_versions" in versions else versions
         if response.get("usage") is not None:
             shown["usage"] = self.usage(response["usage"])
         return shown
@@ -194,6 +194,8 @@ class Before:
         reason = last.get("finish_reason")
         if isinstance(reason, dict) and type(limit := reason.get("length")) is int:
             last = {**last, "finish_reason": {**reason, "length": limit + self.sampled_tokens}}
+        if last.get("completion_tokens") == 0:  # aborted in the queue, it lacks counts, versions and some lists
+            return {**last, **first, "finish_reason": last.get("finish_reason")}
         return {
             **last,
             **{name: value for name, value in first.items() if name.startswith(_OF_NATIVE_PROMPT)},

@@ -112,6 +112,42 @@ def test_a_whole_response_of_ids_has_the_ids_and_counts_of_all_parts():
     assert [{"version": "1", "start": 0, "end": 5}] == meta["weight_versions"]
 
 
+def test_a_part_that_was_aborted_in_the_queue_loses_nothing_of_the_others():
+    """SGLang (0.5.23, tokenizer_manager.py) returns it without most of `meta_info`."""
+
+    def choice(ids, reason):
+        counts = {"completion_tokens": len(ids), "output_token_logprobs_length": len(ids), "prompt_tokens": 6}
+        lists = {
+            name: [[-1.0, token, None] for token in ids] for name in ("output_token_logprobs", "output_top_logprobs")
+        }
+        versions = [{"version": "1", "start": 0, "end": len(ids)}]
+        meta = {**counts, **lists, "weight_versions": versions, "finish_reason": {"type": reason}}
+        return {"text": "a" * len(ids), "output_ids": ids, "meta_info": meta}
+
+    queued = {"id": "b", "completion_tokens": 0, "finish_reason": {"type": "abort"}, "weight_version": "1"}
+    cut = Before({"choices": [choice([4, 5, 6], "abort")]}, 6, 3).whole(
+        {"choices": [{"text": "", "output_ids": [], "meta_info": queued}]}
+    )
+    (shown,) = Before(cut, 6, 3).whole({"choices": [choice([8, 9], "stop")]})["choices"]
+
+    assert {"type": "abort"} == cut["choices"][0]["meta_info"]["finish_reason"]
+    assert {**choice([4, 5, 6, 8, 9], "stop")["meta_info"], "weight_version": "1", "id": "b"} == {
+        "weight_version": "1",
+        **shown["meta_info"],
+    }
+
+
+def test_versions_of_a_part_are_not_those_of_the_whole():
+    """A part that names none has a whole that names none."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "c"}}
+    versions = {"weight_version": "2", "weight_versions": [{"version": "2", "start": 0, "end": 4}]}
+    shown = Before({**RESPONSE, "metadata": {"weight_version": "1"}}, 3, 2).whole(
+        {"choices": [choice], "metadata": versions}
+    )
+
+    assert {"weight_version": "2", "weight_versions": None} == shown["metadata"]
+
+
 def test_the_experts_of_a_part_are_not_those_of_the_whole():
     with pytest.raises(PartsDiffer):
         Before({"choices": [{"index": 0, "token_ids": [1]}]}, 3, 1).whole(
