@@ -47,7 +47,12 @@ class Sessions(ResourceSessionFactory["Session"]):
         opened = client.open_rollout(episode_id, sampling=sampling, idle_s=IDLE_S, metadata={"task": task})
         own = {"OPENAI_BASE_URL": opened["base_url"], "OPENAI_API_KEY": opened["api_key"]}
         environment = {**os.environ, **own, "TASK": json.dumps(task), "SEED": str(seed)}
-        agent = subprocess.Popen(self._command, env=environment)  # noqa: S603 - the trainer's own command
+        try:
+            agent = subprocess.Popen(self._command, env=environment)  # noqa: S603 - the trainer's own command
+        except OSError:
+            client.finish_rollout(opened["rollout_id"], "aborted")
+            client.close()
+            raise
         return Session(client, opened["rollout_id"], task, agent, self._grade)
 
 
@@ -99,8 +104,9 @@ class Session(ResourceSession):
         return ToolResult(error=f"{name}: the agent calls its own tools")
 
     def _turns(self) -> Iterator[TrainingTurn]:
-        calls = {step["step_id"]: step for step in self._client.steps(self.rollout_id)}
-        for row in self._client.export_rollout(self.rollout_id, format="steps"):
+        rows = list(self._client.export_rollout(self.rollout_id, format="steps"))
+        calls = {step["step_id"]: step for step in self._client.steps(self.rollout_id)}  # later: the agent may still run
+        for row in rows:
             call = calls[row["step_id"]]
             choices = (call["response"] or {}).get("choices", [])
             yield TrainingTurn(

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import pydantic
 import pytest
+from openai import OpenAI
 from tests.support.trainers import import_published, load_published
 
 from tokentape import AsyncClient, Client
@@ -143,6 +144,39 @@ async def test_an_agent_that_fails_or_hangs_has_no_reward(published, simulated, 
         rollout = await client.rollout(name)
 
     assert ("failed", None, 1) == (rollout["status"], result[-1], metrics["turns"])
+
+
+async def test_a_call_that_ends_while_the_trace_is_read_has_a_turn_or_none(published, simulated):
+    """The agent of a session that timed out still runs."""
+    url, _ = simulated
+
+    def traced():
+        with Client(url) as client:
+            opened, read = client.open_rollout("r1"), client.steps
+
+            def call():
+                with OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as caller:
+                    caller.completions.create(model="policy", prompt="Hello", max_tokens=2)
+
+            def steps(name):
+                yield from read(name)
+                call()
+
+            call()
+            client.steps = steps
+            return published[0].Session(client, "r1", None, None, None).fetch_training_trace()
+
+    assert 1 <= len((await asyncio.to_thread(traced)).turns) <= 2
+
+
+async def test_a_session_without_an_agent_leaves_no_open_rollout(published, simulated):
+    """Its command does not exist."""
+    url, _ = simulated
+    factory = published[0].Sessions(url, ["/nowhere/agent"], None, sampling={})
+    with pytest.raises(FileNotFoundError):
+        await asyncio.to_thread(factory.create, "Hello", None, "r1")
+    async with AsyncClient(url) as client:
+        assert "aborted" == (await client.rollout("r1"))["status"]
 
 
 async def test_the_program_prints_the_turns_of_a_session(published, simulated, run):
