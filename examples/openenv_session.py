@@ -105,7 +105,9 @@ class Session(ResourceSession):
 
     def _turns(self) -> Iterator[TrainingTurn]:
         rows = list(self._client.export_rollout(self.rollout_id, format="steps"))
-        calls = {step["step_id"]: step for step in self._client.steps(self.rollout_id)}  # later: the agent may still run
+        calls = {
+            step["step_id"]: step for step in self._client.steps(self.rollout_id)
+        }  # later: the agent may still run
         for row in rows:
             call = calls[row["step_id"]]
             choices = (call["response"] or {}).get("choices", [])

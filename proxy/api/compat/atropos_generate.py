@@ -26,6 +26,7 @@ TRL_GENERATE: Final = "/generate/"
 COMPLETIONS: Final = "/v1/completions"
 _SGLANG_NEW_TOKENS: Final = 128  # SGLang's default on /generate; completions would take 16
 _TRL_NEW_TOKENS: Final = 16
+_TRL_FIELDS: Final = ("images", "generation_kwargs", "guided_decoding_regex", "structured_outputs_regex")
 # No format uses the model's generation_config for absent parameters, as completions would.
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _RENAMED: Final = {
@@ -189,7 +190,14 @@ def read_trl_generate(_endpoint: str, body: Mapping[str, Any], _options: Transla
     if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
         raise UnprocessableRequest("prompts must be a list of texts.", param="prompts")
     _check(body)
-    fields = {name: value for name, value in body.items() if name != "prompts" and value is not None}
+    unknown = next((name for name in _TRL_FIELDS if body.get(name)), None)
+    if unknown is not None:
+        raise UnprocessableRequest(
+            f"Unsupported parameter: {unknown}. The call is sent to /v1/completions, which does not have it.",
+            param=unknown,
+        )
+    own = {"prompts", *_TRL_FIELDS}
+    fields = {name: value for name, value in body.items() if name not in own and value is not None}
     sent = {**_SAMPLING, "max_tokens": _TRL_NEW_TOKENS, **fields, "prompt": prompts}
     return TokensInCall(request=body, body=sent, shape="trl", returns_logprobs=True)
 

@@ -303,6 +303,21 @@ def test_trl_requires_a_list_of_texts(prompts):
     assert "prompts" == refused.value.param
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("images", ["aGk="]), ("generation_kwargs", {"seed": 7}), ("guided_decoding_regex", "a+"),
+     ("structured_outputs_regex", "a+")],
+)  # fmt: skip
+def test_trl_gets_an_error_for_a_field_that_completions_would_ignore(name, value):
+    """Of TRL's server; empty ones, as TRL's client sends them, have no effect."""
+    with pytest.raises(UnprocessableRequest) as refused:
+        read_trl_generate("/generate/", {"prompts": ["hi"], name: value}, TranslationOptions())
+    sent = read_trl_generate("/generate/", {"prompts": ["hi"], name: type(value)()}, TranslationOptions()).body
+
+    assert name == refused.value.param
+    assert name not in sent
+
+
 def test_the_catch_all_alias_applies_to_calls_without_a_model():
     """Atropos' clients send no `model`."""
     form = read_generate("/generate", VLLM, TranslationOptions())
