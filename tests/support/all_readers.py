@@ -7,11 +7,12 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.cli.audit import rows_of_proxy
+from proxy.cli.audit import ServerAddress, rows_of_proxy
 from proxy.cli.export import ExportRequest
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.scoring.verdict import name_of, of_row
+from tokentape.transport import ClientError
 
 ADVANTAGES = ("none", "given", "grpo", "rloo", "dr_grpo", "vine")
 BY_TURN = [name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token")]
@@ -77,11 +78,11 @@ class Readers:
             await self.request("GET", path)
         export_request = ExportRequest("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
         try:
-            async for row in rows_of_proxy(self.http, self.url, export_request):
+            async for row in rows_of_proxy(ServerAddress(self.url, None), export_request):
                 name_of(row)
                 with suppress(ValueError):
                     of_row(row)
-        except OSError as error:
+        except (OSError, ClientError) as error:
             raise Failed(f"an audit cannot read the rows: {error}") from error
 
     async def claim(self, random: Random) -> dict:

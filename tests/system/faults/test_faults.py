@@ -19,5 +19,5 @@ async def test_every_completed_call_is_stored_once_with_the_sampled_ids(on_failu
     """After each kill, stop, full disk or failover, no step is half-written or without an owner, and calls continue."""
     counted = await run(tmp_path, 1, on_failure, away_s=0.2, agents=3, faults=faults)
 
-    assert counted["ended"] > 5
+    assert counted["ended"] >= 3  # of each agent, after the last fault
     assert counted["faults"] == len(faults)
