@@ -27,7 +27,7 @@ def test_the_example_configuration_has_every_setting_with_its_default():
 
 
 def test_every_setting_has_a_description():
-    assert [] == [name for name, _, _, description in settings_of(Settings) if not description]
+    assert [name for name, _, _, description in settings_of(Settings) if not description] == []
 
 
 def test_every_metric_is_documented():
@@ -36,7 +36,7 @@ def test_every_metric_is_documented():
     metrics = [metric for collector in make_metrics(CollectorRegistry()).all() for metric in collector.describe()]
     names = [metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics]
 
-    assert [] == [name for name in names if f"`{name}`" not in page]
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def test_decisions_have_at_most_30_lines_and_end_with_what_would_change_them():

@@ -51,4 +51,4 @@ async def test_a_real_refused_connection_names_its_address():
         with pytest.raises(aiohttp.ClientConnectorError) as refused:
             await http.get("http://127.0.0.1:9")
 
-    assert "cannot connect to 127.0.0.1:9: Connection refused" == failure_text(refused.value)
+    assert failure_text(refused.value) == "cannot connect to 127.0.0.1:9: Connection refused"

@@ -130,9 +130,9 @@ def imported_modules(path: Path, *, whole: bool) -> frozenset[str]:
 
 def test_the_imported_packages_are_in_this_checkout():
     """`proxy` and `storage` are common names of packages."""
-    assert ROOT / "proxy" / "__init__.py" == Path(proxy.__file__)
-    assert ROOT / "storage" / "__init__.py" == Path(storage.__file__)
-    assert ROOT / "tokentape" / "__init__.py" == Path(tokentape.__file__)
+    assert Path(proxy.__file__) == ROOT / "proxy" / "__init__.py"
+    assert Path(storage.__file__) == ROOT / "storage" / "__init__.py"
+    assert Path(tokentape.__file__) == ROOT / "tokentape" / "__init__.py"
 
 
 def test_each_source_file_has_a_test_file_unless_listed():
@@ -172,7 +172,7 @@ def test_a_module_imports_only_lower_layers():
             imported = {layer_from(name) for name in own_imports(path)} - {layer, "proxy"}
             violations += [(relative_name(path), other) for other in imported - set(LAYERS[layer])]
 
-    assert [] == violations
+    assert violations == []
 
 
 def test_proxys_root_has_exactly_the_layers():
@@ -206,7 +206,7 @@ def test_modules_of_a_layer_import_only_their_own_row_and_the_rows_before_it(lay
             if rows[other] > rows[own] or {own, other} <= INDEPENDENT or {own, other} == {"redis", "embedded"}
         ]
 
-    assert [] == violations
+    assert violations == []
 
 
 def test_pure_packages_import_no_io():
@@ -214,12 +214,12 @@ def test_pure_packages_import_no_io():
     pure = [path for path in SOURCES if path.relative_to(ROOT).parts[1] in PURE]
 
     assert pure
-    assert [] == [
+    assert [
         (relative_name(path), name)
         for path in pure
         for name in imported_modules(path, whole=True)
         if name.split(".")[0] in IO
-    ]
+    ] == []
 
 
 def test_only_listed_modules_start_http_servers_or_clients():
@@ -240,7 +240,7 @@ def test_only_listed_modules_start_http_servers_or_clients():
         and not relative_name(path).startswith(CLIENTS)
     ]
 
-    assert ([], []) == (serving, calling)
+    assert (serving, calling) == ([], [])
 
 
 def test_the_client_package_imports_only_httpx2_openai_and_numpy():
@@ -253,7 +253,7 @@ def test_the_client_package_imports_only_httpx2_openai_and_numpy():
         for name in imported_modules(path, whole=True)
     }
 
-    assert {"httpx2", "numpy", "openai", "pytest", "tokentape"} == imported - sys.stdlib_module_names
+    assert imported - sys.stdlib_module_names == {"httpx2", "numpy", "openai", "pytest", "tokentape"}
 
 
 def test_there_is_no_import_cycle():
@@ -269,7 +269,7 @@ def test_there_is_no_import_cycle():
     while leaves := {name for name, inner in edges.items() if not inner}:
         edges = {name: inner - leaves for name, inner in edges.items() if name not in leaves}
 
-    assert {} == edges
+    assert edges == {}
 
 
 def test_every_file_outside_the_packages_imports_names_that_exist():
@@ -284,7 +284,7 @@ def test_every_file_outside_the_packages_imports_names_that_exist():
         if not exists(node.module, alias.name)
     ]
 
-    assert [] == missing
+    assert missing == []
 
 
 def exists(module: str, name: str) -> bool:
@@ -292,8 +292,8 @@ def exists(module: str, name: str) -> bool:
 
 
 def test_modules_and_public_names_have_docstrings():
-    assert [] == [relative_name(path) for path in SOURCES if not ast.get_docstring(syntax_tree(path))]
-    assert [] == [(relative_name(path), name) for path in SOURCES for name in undocumented(syntax_tree(path))]
+    assert [relative_name(path) for path in SOURCES if not ast.get_docstring(syntax_tree(path))] == []
+    assert [(relative_name(path), name) for path in SOURCES for name in undocumented(syntax_tree(path))] == []
 
 
 def undocumented(tree: ast.Module) -> list[str]:
@@ -330,7 +330,7 @@ def inherits_docstring(scope: ast.ClassDef, method: str) -> bool:
 
 def test_no_file_or_folder_has_a_meaningless_name():
     """Such as utils, helpers or manager."""
-    assert [] == [relative_name(path) for path in SOURCES if path.stem in BANNED or path.parent.name in BANNED]
+    assert [relative_name(path) for path in SOURCES if path.stem in BANNED or path.parent.name in BANNED] == []
 
 
 def test_except_exception_is_in_six_kinds_of_places_only():
@@ -374,4 +374,4 @@ def test_the_makefile_names_existing_paths():
     named = set(re.findall(r"(?<![\w/])(?:tests|docs|benchmarks)/[\w/]+(?:\.\w+)?", (ROOT / "Makefile").read_text()))
 
     assert "tests/cli/test_main.py" in named
-    assert [] == sorted(path for path in named if not (ROOT / path).exists())
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []

@@ -77,8 +77,8 @@ async def test_a_leak_fails_its_own_test(tmp_path):
         if line.startswith("ERROR ") and "::" in line
     }
 
-    assert {
+    assert failed == {
         "test_a_socket_leaks",
         "test_a_transport_leaks",
         "test_the_file_ends_with_a_client_that_leaks",
-    } == failed, printed.decode()
+    }, printed.decode()

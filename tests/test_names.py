@@ -64,7 +64,7 @@ def wrong_in(kind: str, text: Text) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_in_texts_exist(kind):
     """A name of another program belongs in FOREIGN, under the program's name."""
-    assert {} == {text.path: wrong for text in names.texts() if (wrong := wrong_in(kind, text))}
+    assert {text.path: wrong for text in names.texts() if (wrong := wrong_in(kind, text))} == {}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_names_in_texts_exist(kind):
 )  # fmt: skip
 def test_a_wrong_name_of_each_kind_is_found(kind, path, text, wrong):
     """And the right ones beside it are not."""
-    assert [wrong] == wrong_in(kind, Text(path, text))
+    assert wrong_in(kind, Text(path, text)) == [wrong]
 
 
 def test_names_of_other_programs_are_in_use():

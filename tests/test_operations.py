@@ -45,7 +45,7 @@ async def run(commands, folder):
         text=True,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -53,7 +53,7 @@ async def call(http, url, rollout):
     """Make a call of a rollout."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
     async with http.post(f"{url}/rollouts/{rollout}/v1/chat/completions", json=body) as response:
-        assert 200 == response.status
+        assert response.status == 200
 
 
 async def fill(http, url):
@@ -67,7 +67,7 @@ async def fill(http, url):
     async with http.post(
         f"{url}/rollouts/{opened['rollout_id']}/finish", json={"status": "completed", "reward": 1.0}
     ) as response:
-        assert 200 == response.status
+        assert response.status == 200
 
 
 async def exported(http, url):
@@ -122,7 +122,7 @@ async def test_an_embedded_store_can_be_moved_to_redis(engine, http, tmp_path, u
 
     assert len(before) == 8
     assert before == moved
-    assert ["g1"] == [group["group_id"] for group in claimed]
+    assert [group["group_id"] for group in claimed] == ["g1"]
 
 
 async def wait_until_reachable(client):

@@ -80,7 +80,7 @@ def test_the_readme_prints_a_reply_and_its_sequences(served, tmp_path):
     rows = orjson.loads(follow(export, reader))["rows"]
     assert rows
     for row in rows:
-        assert 1 == len({len(row["token_ids"]), len(row["mask"]), len(row["logprobs"])})
+        assert len({len(row["token_ids"]), len(row["mask"]), len(row["logprobs"])}) == 1
 
 
 def test_the_readme_trains_a_group(served, tmp_path):
@@ -89,7 +89,7 @@ def test_the_readme_trains_a_group(served, tmp_path):
     printed = [line.partition(" ")[2] for line in follow(group, Reader(*served, folder=tmp_path)).splitlines()]
 
     assert printed
-    assert {(4, 4)} == {tuple(map(len, json.loads(f"[{line.replace('] [', '], [')}]"))) for line in printed}
+    assert {tuple(map(len, json.loads(f"[{line.replace('] [', '], [')}]"))) for line in printed} == {(4, 4)}
 
 
 def test_a_test_that_a_page_names_as_a_blocks_check_names_the_page():
@@ -147,10 +147,10 @@ def test_every_page_is_listed_in_the_index():
     index = ROOT / "docs" / "index.md"
     listed = {(index.parent / link.partition("#")[0]).resolve() for link in links_of(index)}
 
-    assert set() == {path for path in PAGES.values() if path.parent.name != "decisions"} - listed - {index}
+    assert {path for path in PAGES.values() if path.parent.name != "decisions"} - listed - {index} == set()
 
 
 def test_anchors_equal_githubs():
     """Lower case, dashes for spaces, no punctuation."""
-    assert "atropos-post-generate" == anchor_of("Atropos: `POST /generate`")
-    assert "x-reply_ids" == anchor_of("[X-Reply_Ids](a.md)!")
+    assert anchor_of("Atropos: `POST /generate`") == "atropos-post-generate"
+    assert anchor_of("[X-Reply_Ids](a.md)!") == "x-reply_ids"

@@ -23,7 +23,7 @@ async def printed(*words: str) -> str:
         cwd=ROOT, env={**os.environ, "PATH": str(Path(sys.executable).parent)}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     said, _ = await process.communicate()
-    assert 0 == process.returncode, said.decode()
+    assert process.returncode == 0, said.decode()
     return said.decode()
 
 

@@ -31,7 +31,7 @@ async def test_with_configured_keys_a_call_requires_one_of_them(store, engine, h
             for key in ("", "bad", "rollout:r1", "good")
         ]
 
-    assert [401, 401, 401, 200] == statuses
+    assert statuses == [401, 401, 401, 200]
 
 
 async def test_a_minted_key_names_its_rollout_and_is_rejected_for_others(store, engine, http):
@@ -48,13 +48,17 @@ async def test_a_minted_key_names_its_rollout_and_is_rejected_for_others(store, 
         await store.delete("r1")
         deleted, _ = await post(http, served.url + "/v1/chat/completions", json=BODY, headers=headers)
 
-    assert (200, "r1") == (own.status, own.headers["X-Rollout-Id"])
-    assert [403, 403, 401] == [other.status, body.status, deleted.status]
+    assert (own.status, own.headers["X-Rollout-Id"]) == (200, "r1")
+    assert [other.status, body.status, deleted.status] == [403, 403, 401]
     assert await store.get("r2") is None
 
 
 def test_a_bearer_key_is_read_from_the_authorization_header():
     """The scheme is case-insensitive; other schemes are ignored."""
-    assert ["k", "k", None, None, None] == [
-        bearer(text) for text in ("Bearer k", "bearer  k", "Basic k", "Bearer", None)
+    assert [bearer(text) for text in ("Bearer k", "bearer  k", "Basic k", "Bearer", None)] == [
+        "k",
+        "k",
+        None,
+        None,
+        None,
     ]

@@ -26,9 +26,9 @@ async def test_every_route_requires_a_control_key(proxy):
         control = await proxy.call(method, target, headers={"Authorization": "Bearer control-key"})
 
         if path in OPEN:
-            assert (200, 200, 200) == (without_key.status, agent.status, control.status), path
+            assert (without_key.status, agent.status, control.status) == (200, 200, 200), path
         else:
-            assert (401, 403) == (without_key.status, agent.status), (method, path)
+            assert (without_key.status, agent.status) == (401, 403), (method, path)
             assert control.status not in (401, 403), (method, path)
 
 
@@ -37,10 +37,10 @@ async def test_a_minted_key_is_403_on_the_control_api(proxy):
     opened = await proxy.post("/rollouts", {"rollout_id": "r1"}, headers={"X-Api-Key": "control-key"})
     response = await proxy.get("/rollouts/r1", headers={"Authorization": f"Bearer {opened.json['api_key']}"})
 
-    assert 403 == response.status
+    assert response.status == 403
 
 
 async def test_a_control_key_is_401_on_the_model_api(proxy):
     headers = {"Authorization": "Bearer control-key"}
 
-    assert 401 == (await proxy.post("/v1/chat/completions", {"messages": []}, headers=headers)).status
+    assert (await proxy.post("/v1/chat/completions", {"messages": []}, headers=headers)).status == 401

@@ -50,9 +50,9 @@ async def test_a_body_in_a_supported_encoding_reaches_the_engine_decompressed(st
             async with http.post(
                 served.url + CHAT, data=PACKED[coding][number], headers={"Content-Encoding": encoding}
             ) as response:
-                assert 200 == response.status, await response.text()
+                assert response.status == 200, await response.text()
 
-    assert ["hi" * 500] * 2 == [body["messages"][0]["content"] for body in engine.requests]
+    assert [body["messages"][0]["content"] for body in engine.requests] == ["hi" * 500] * 2
     assert all("content-encoding" not in headers for headers in engine.headers)
 
 
@@ -64,9 +64,9 @@ async def test_a_damaged_compressed_body_is_400(store, engine, http, coding):
         for data in (packed[:-9], packed[:1], packed + b"rest of something", b"{}"):
             async with http.post(served.url + CHAT, data=data, headers={"Content-Encoding": coding}) as response:
                 payload = await response.json()
-            assert (400, "bad_request") == (response.status, payload["error"]["code"]), data[-20:]
+            assert (response.status, payload["error"]["code"]) == (400, "bad_request"), data[-20:]
 
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/rollouts", "/v1/embeddings"])
@@ -76,12 +76,12 @@ async def test_an_unsupported_encoding_is_415_in_the_dialects_error_shape(store,
         for coding in ["br", "bogus", "gzip, gzip", "gzip, identity"]:
             async with http.post(served.url + path, data=b"{}", headers={"Content-Encoding": coding}) as response:
                 payload = await response.json()
-            assert 415 == response.status, coding
+            assert response.status == 415, coding
             assert "gzip" in payload["error"]["message"]
-            assert "unsupported_encoding" == payload["error"].get("code", "unsupported_encoding")
+            assert payload["error"].get("code", "unsupported_encoding") == "unsupported_encoding"
             assert ("type" in payload) == (path == "/v1/messages")
 
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 @given(
@@ -164,7 +164,7 @@ async def test_the_content_length_is_reserved_before_a_byte_is_read():
     request, limit = make_request(b"x", limit_bytes=1000, held=10, length=11)
     with pytest.raises(Overloaded):
         await read_bytes(request)
-    assert 0 == limit.highest
+    assert limit.highest == 0
     request, limit = make_request(b"x", limit_bytes=1000, held=10, length=1001)
     with pytest.raises(RequestTooLarge):
         await read_bytes(request)
@@ -173,7 +173,7 @@ async def test_the_content_length_is_reserved_before_a_byte_is_read():
 async def test_a_body_may_decompress_to_100_times_its_size():
     """Up to 1 MB the ratio is ignored; a body above it is rejected before more is decompressed."""
     request, limit = make_request(gzip.compress(bytes(2**20)), limit_bytes=2**26, held=2**27)
-    assert 2**20 == len(await read_bytes(request))
+    assert len(await read_bytes(request)) == 2**20
     packed = gzip.compress(bytes(2**25))
     request, limit = make_request(packed, limit_bytes=2**26, held=2**27)
     with pytest.raises(RequestTooLarge, match="100 times"):

@@ -50,7 +50,7 @@ async def test_an_error_for_agents_does_not_contain_the_engines_address(store, h
         async with http.request(method, served.url + path, json=body) as response:
             text, step_id = await response.text(), response.headers.get("X-Step-Id")
 
-    assert 503 == response.status
+    assert response.status == 503
     assert "is unreachable" in text
     assert not [word for word in (str(port), "127.0.0.1", "the-name", "Connect", "Errno") if word in text]
     fields = [getattr(record, "fields", {}) for record in logged.records if str(port) in record.getMessage()]
@@ -69,8 +69,8 @@ async def test_an_error_for_agents_does_not_contain_the_stores_address(store, en
         async with http.post(served.url + CHAT, json=BODY) as agents, http.get(served.url + "/rollouts") as operators:
             for_agents, for_operators = await agents.text(), await operators.text()
 
-    assert (503, 503, "1") == (agents.status, operators.status, agents.headers["Retry-After"])
-    assert [] == engine.requests
+    assert (agents.status, operators.status, agents.headers["Retry-After"]) == (503, 503, "1")
+    assert engine.requests == []
     assert "secret.sock" not in for_agents
     assert "secret.sock" in for_operators
     error_id = for_agents.partition("error id ")[2].partition(")")[0]
@@ -89,9 +89,9 @@ def test_an_internal_error_is_logged_under_its_id_with_its_traceback(logged):
 
     (record,) = logged.records
     assert isinstance(error, InternalError)
-    assert (500, "internal_error") == (error.status, error.code)
+    assert (error.status, error.code) == (500, "internal_error")
     assert record.fields["error_id"] in error.message
-    assert "s1" == record.fields["step_id"]
+    assert record.fields["step_id"] == "s1"
     assert "secret" not in error.message
     assert record.exc_info[1].args == ("at /srv/secret",)
 
@@ -106,7 +106,7 @@ def test_the_message_of_an_infrastructure_error_is_replaced_for_agents(error):
     assert "10.0.0.1" not in shown.message
     assert "step s1" in shown.message
     assert (error.status, error.code, error.retry_after_s) == (shown.status, shown.code, shown.retry_after_s)
-    assert "kept (r)." == EngineUnreachable("10.0.0.1", public="kept").for_agents("r").message
+    assert EngineUnreachable("10.0.0.1", public="kept").for_agents("r").message == "kept (r)."
 
 
 def test_the_message_of_a_request_error_is_unchanged_for_agents():

@@ -56,19 +56,19 @@ async def sent(http, served, call, *, key="good", data=None, **headers):
 def code_of(call, status, shown):
     """Return the code of an error, which has the format of the dialect; None if the format has no codes."""
     if call.startswith("messages"):
-        assert {"type", "error"} == shown.keys()
-        assert {"type", "message"} == shown["error"].keys()
+        assert shown.keys() == {"type", "error"}
+        assert shown["error"].keys() == {"type", "message"}
         return None
     if call == "gemini array":
         (shown,) = shown
     error = shown["error"]
     if call.startswith("gemini"):
-        assert (status, str) == (error["code"], type(error["status"]))
+        assert (error["code"], type(error["status"])) == (status, str)
         return error["details"][0]["reason"].lower()
     if call == "atropos session":
         assert status == error["code"]
         return None
-    assert {"message", "type", "param", "code"} == error.keys()
+    assert error.keys() == {"message", "type", "param", "code"}
     return error["code"]
 
 
@@ -79,8 +79,8 @@ async def check(http, served, status, code, *, calls=tuple(CALLS), **options):
     retries = {(headers.get("Retry-After"), headers.get("X-Should-Retry")) for _, headers, _ in responses.values()}
 
     assert dict.fromkeys(calls, status) == {call: found for call, (found, _, _) in responses.items()}
-    assert {code} == set(codes.values()) - {None}
-    assert 1 == len(retries), retries
+    assert set(codes.values()) - {None} == {code}
+    assert len(retries) == 1, retries
     return retries.pop()
 
 
@@ -100,7 +100,7 @@ async def test_the_state_of_a_rollout_has_one_status(store, engine, http, terms,
     """With the header that keeps clients from repeating 409 and 429: neither changes."""
     async with opened(engine, store, terms=terms) as served:
         assert retry == await check(http, served, status, code)
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_a_key_that_does_not_permit_a_call_has_one_status(store, engine, h
         if key == OTHER_ID:
             other = await store.open(OTHER_ID, {}, now_ms=1)
             key = mint(OTHER_ID, other.incarnation, SECRET)
-        assert (None, None) == await check(http, served, status, code, key=key)
+        assert await check(http, served, status, code, key=key) == (None, None)
 
 
 async def test_the_key_of_a_deleted_rollout_has_one_status(store, engine, http):
@@ -127,8 +127,8 @@ async def test_a_pause_has_one_status(store, engine, http):
     async with opened(engine, store) as served:
         control = {"Authorization": "Bearer control"}
         async with http.post(served.url + "/policy/pause", json={"mode": "reject"}, headers=control) as paused:
-            assert 200 == paused.status
-        assert ("1", None) == await check(http, served, 429, "paused")
+            assert paused.status == 200
+        assert await check(http, served, 429, "paused") == ("1", None)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_a_full_proxy_or_engine_has_one_status(store, engine, http, code, 
         first = asyncio.ensure_future(sent(http, served, "chat", data=long))
         await reached.wait()
         try:
-            assert ("1", None) == await check(http, served, 429, code)
+            assert await check(http, served, 429, code) == ("1", None)
         finally:
             first.cancel()
             await asyncio.wait([first])
@@ -165,7 +165,7 @@ async def test_an_unreachable_store_has_one_status(store, engine, http):
     failing = FailingStore(store)
     async with opened(engine, failing) as served:
         failing.failing = {"open", "get"}
-        assert ("1", None) == await check(http, served, 503, "store_unavailable")
+        assert await check(http, served, 503, "store_unavailable") == ("1", None)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_a_request_that_is_refused_has_one_status(store, engine, http, dat
     engine.plays(load("chat_ids_lp"))
     async with opened(engine, store, agents={"max_body_bytes": 4000}) as served:
         other = orjson.dumps({"model": "m", "messages": MESSAGES, "max_tokens": 7})
-        assert 200 == (await sent(http, served, "chat", data=other, **{"Idempotency-Key": "used"}))[0]
+        assert (await sent(http, served, "chat", data=other, **{"Idempotency-Key": "used"}))[0] == 200
         await check(http, served, status, code, data=data, **headers)
 
 
@@ -195,5 +195,5 @@ async def test_a_call_that_joins_the_group_of_others_has_one_status(store, engin
         calls = [call for call in CALLS if call != "atropos session"]
         retry = await check(http, served, 409, "conflict", calls=calls, **{"X-Rollout-Group": "g"})
 
-    assert (None, "false") == retry
+    assert retry == (None, "false")
     assert await store.get(ID) is None

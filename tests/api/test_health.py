@@ -10,7 +10,7 @@ from tests.support.recorded import load
 
 async def test_health_is_200_while_the_process_runs(proxy):
     """The state of the engines does not matter."""
-    assert {"status": "ok"} == (await proxy.get("/health")).json == (await proxy.get("/healthz")).json
+    assert (await proxy.get("/health")).json == (await proxy.get("/healthz")).json == {"status": "ok"}
 
 
 async def test_ready_requires_the_store(proxy, store):
@@ -20,8 +20,8 @@ async def test_ready_requires_the_store(proxy, store):
     unavailable = await proxy.get("/ready")
     assert (503, unavailable.json) == ((again := await proxy.get("/readyz")).status, again.json)
 
-    assert (200, "ready", "ok") == (ready.status, ready.json["status"], ready.json["store"])
-    assert (503, "the test took the store away") == (unavailable.status, unavailable.json["store"])
+    assert (ready.status, ready.json["status"], ready.json["store"]) == (200, "ready", "ok")
+    assert (unavailable.status, unavailable.json["store"]) == (503, "the test took the store away")
 
 
 async def test_ready_names_the_servers_that_are_gone(proxy, store):
@@ -36,9 +36,9 @@ async def test_ready_names_the_servers_that_are_gone(proxy, store):
     states["db1:1"] = "it is full"
     gone = await proxy.get("/ready")
 
-    assert (200, "ready", "it is frozen") == (partly.status, partly.json["status"], partly.json["store"])
-    assert {"db1:1": "ok", "db2:1": "it is frozen"} == partly.json["servers"]
-    assert (503, "it is full; it is frozen") == (gone.status, gone.json["store"])
+    assert (partly.status, partly.json["status"], partly.json["store"]) == (200, "ready", "it is frozen")
+    assert partly.json["servers"] == {"db1:1": "ok", "db2:1": "it is frozen"}
+    assert (gone.status, gone.json["store"]) == (503, "it is full; it is frozen")
 
 
 @pytest.mark.parametrize(("is_strict", "status", "word"), [(False, 200, "ready"), (True, 503, "not ready")])
@@ -56,8 +56,8 @@ async def test_ready_requires_an_engine_only_with_ready_requires_engine(store, h
         async with http.get(f"{served.url}/engines") as listed:
             (engine,) = (await listed.json())["engines"]
 
-    assert (status, word, {"fake": False}) == (response.status, payload["status"], payload["engines"])
-    assert (False, True) == (engine["healthy"], "unreachable" in engine["last_fault"])
+    assert (response.status, payload["status"], payload["engines"]) == (status, word, {"fake": False})
+    assert (engine["healthy"], "unreachable" in engine["last_fault"]) == (False, True)
 
 
 async def test_an_engine_behind_a_gateway_is_used_once_it_is_loaded(store, engine, http):
@@ -69,7 +69,7 @@ async def test_an_engine_behind_a_gateway_is_used_once_it_is_loaded(store, engin
 
         async def step():
             async with http.post(f"{served.url}/rollouts/r/v1/chat/completions", json=body) as response:
-                assert 200 == response.status
+                assert response.status == 200
                 step_id = response.headers["X-Step-Id"]
             async with http.get(f"{served.url}/rollouts/r/steps/{step_id}") as response:
                 kept = await response.json()
@@ -79,13 +79,13 @@ async def test_an_engine_behind_a_gateway_is_used_once_it_is_loaded(store, engin
             return kept["engine"]["kind"], kept["fidelity"]["exact"], without, shown
 
         engine.plays(load("chat_plain"))
-        assert ("plain", False, ["fake"], False) == await step()
+        assert await step() == ("plain", False, ["fake"], False)
         engine.fixed_responses = loaded
         engine.plays(load("chat_ids_lp"))
         while (seen := await step())[0] == "plain":
             pass
 
-    assert ("vllm", True, None, True) == seen
+    assert seen == ("vllm", True, None, True)
 
 
 async def test_an_engine_that_does_not_respond_does_not_delay_ready(store, http, engine):
@@ -102,7 +102,7 @@ async def test_an_engine_that_does_not_respond_does_not_delay_ready(store, http,
         assert not responds.is_set()
         responds.set()
 
-    assert (200, "ready", {"fake": True}) == (response.status, payload["status"], payload["engines"])
+    assert (response.status, payload["status"], payload["engines"]) == (200, "ready", {"fake": True})
 
 
 async def test_metrics_count_calls_steps_and_fidelity_problems(proxy):

@@ -19,7 +19,7 @@ async def test_metrics_have_the_versions_of_tokentape_and_of_the_engines(proxy):
     await proxy.chat("r1")
 
     assert [(f'{{version="{version("tokentape")}"}}', "1.0")] == await metric_lines(proxy, "build_info")
-    assert [('{engine="fake",kind="vllm",version="simulator-0.1"}', "1.0")] == await metric_lines(proxy, "engine_info")
+    assert await metric_lines(proxy, "engine_info") == [('{engine="fake",kind="vllm",version="simulator-0.1"}', "1.0")]
 
 
 async def test_an_engine_that_was_never_reached_has_version_unknown(store, proxy):
@@ -38,8 +38,8 @@ async def test_metrics_have_the_stores_memory_and_whether_its_aof_is_written(pro
     assert float(memory) > 100_000
     ((labels, _),) = await metric_lines(proxy, "store_info")
     assert re.fullmatch(r'\{durability="acknowledged",version="valkey [\d.]+"\}', labels)
-    assert [("", "0.0")] == await metric_lines(proxy, "store_memory_limit_bytes")
-    assert [("", "1.0")] == await metric_lines(proxy, "store_aof_ok")
+    assert await metric_lines(proxy, "store_memory_limit_bytes") == [("", "0.0")]
+    assert await metric_lines(proxy, "store_aof_ok") == [("", "1.0")]
 
 
 async def test_metrics_of_a_failing_or_slow_store_are_omitted(proxy, store, monkeypatch):
@@ -54,9 +54,9 @@ async def test_metrics_of_a_failing_or_slow_store_are_omitted(proxy, store, monk
         version_meanwhile = await metric_lines(proxy, "build_info")
     store.waiting["info"].set()
 
-    assert [] == failing == slow
-    assert 1 == len(version_meanwhile)
-    assert 1 == len(await metric_lines(proxy, "store_memory_bytes"))
+    assert failing == slow == []
+    assert len(version_meanwhile) == 1
+    assert len(await metric_lines(proxy, "store_memory_bytes")) == 1
 
 
 async def test_metrics_have_the_number_and_the_age_of_groups_in_the_queue(proxy):
@@ -68,6 +68,6 @@ async def test_metrics_have_the_number_and_the_age_of_groups_in_the_queue(proxy)
     ((_, age),) = await metric_lines(proxy, "oldest_complete_group_age_seconds")
 
     policy = '{policy="default"}'
-    assert [[(policy, "1.0")], [(policy, "0.0")]] == empty
-    assert [[(policy, "1.0")], [(policy, "1.0")]] == full
+    assert empty == [[(policy, "1.0")], [(policy, "0.0")]]
+    assert full == [[(policy, "1.0")], [(policy, "1.0")]]
     assert 0 < float(age) < 60

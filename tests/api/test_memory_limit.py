@@ -85,10 +85,10 @@ async def test_over_the_memory_limit_new_calls_are_429_and_calls_in_flight_conti
         async with http.post(served.url + CHAT, json=BODY) as third:
             pass
 
-    assert [200, 429, 200] == [first.status, second.status, third.status]
-    assert ("overloaded", "1") == (error["error"]["code"], second.headers["Retry-After"])
+    assert [first.status, second.status, third.status] == [200, 429, 200]
+    assert (error["error"]["code"], second.headers["Retry-After"]) == ("overloaded", "1")
     assert text.endswith(b"data: [DONE]\n\n")
-    assert 2 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 2
 
 
 async def test_a_call_above_the_memory_limit_is_accepted_if_it_is_the_only_one(store, engine, http):
@@ -99,7 +99,7 @@ async def test_a_call_above_the_memory_limit_is_accepted_if_it_is_the_only_one(s
     ):
         pass
 
-    assert 200 == response.status
+    assert response.status == 200
 
 
 async def test_a_step_of_a_disconnected_client_counts_until_it_is_stored(store, engine, http):
@@ -118,7 +118,7 @@ async def test_a_step_of_a_disconnected_client_counts_until_it_is_stored(store, 
         async with http.post(served.url + CHAT, json=BODY) as third:
             pass
 
-    assert [429, 200] == [second.status, third.status]
+    assert [second.status, third.status] == [429, 200]
 
 
 async def test_a_client_that_does_not_read_applies_back_pressure_to_the_engine(store, engine, endless):
@@ -141,7 +141,7 @@ async def test_a_stalled_client_is_disconnected_and_its_step_is_recorded_as_part
             metrics = await response.text()
         client.close()
 
-    assert ("partial", False) == (step.status, step.delivered)
+    assert (step.status, step.delivered) == ("partial", False)
     assert "tokentape_stalled_clients_total 1.0" in metrics
 
 
@@ -158,7 +158,7 @@ async def test_a_slow_client_gets_the_complete_stream(store, engine, http):
             await asyncio.sleep(len(read) / 1_500_000)  # the whole stream takes longer than the stall timeout
         client.close()
 
-    assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
+    assert [step.status for step in await stored_steps(store, "r1")] == ["complete"]
 
 
 @dataclass(eq=False)
@@ -193,7 +193,7 @@ async def test_the_bytes_in_flight_belong_to_the_calls_in_flight(memory_limit, s
     for call in calls:
         memory_limit.remove(call)
 
-    assert 0 == memory_limit.total_bytes()
+    assert memory_limit.total_bytes() == 0
 
 
 async def test_a_reservation_above_the_limit_requires_that_no_other_exists(memory_limit):
@@ -212,7 +212,7 @@ async def test_a_reservation_above_the_limit_requires_that_no_other_exists(memor
     second.release()
     second.release()
 
-    assert (1_000_000, 0) == (held, memory_limit.total_bytes())
+    assert (held, memory_limit.total_bytes()) == (1_000_000, 0)
 
 
 async def test_the_age_of_the_oldest_call_is_0_without_calls(memory_limit):
@@ -225,7 +225,7 @@ async def test_the_age_of_the_oldest_call_is_0_without_calls(memory_limit):
     idle = memory_limit.oldest_s(now=100.0)
     memory_limit.calls |= {Held(70.0), Held(90.0)}
 
-    assert (0.0, 30.0) == (idle, memory_limit.oldest_s(now=100.0))
+    assert (idle, memory_limit.oldest_s(now=100.0)) == (0.0, 30.0)
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ async def test_calls_that_engines_have_completed_are_not_stopped(memory_limit):
     first, completed, second = Call(None, planner), Call(object(), planner), Call(None, planner)
     memory_limit.calls |= {first, completed, second, Call(None, judge), Call(object(), judge)}
 
-    assert 1 == memory_limit.stop_sampled("planner", "reason")
+    assert memory_limit.stop_sampled("planner", "reason") == 1
     assert {(first, "reason"), (second, "reason")} == set(stopped)
 
 
@@ -288,10 +288,10 @@ async def test_calls_of_a_policy_and_of_its_held_endpoints_are_interrupted_unles
     for call in memory_limit.calls:
         call.policy.pause.mode = "wait"
 
-    assert (1, 1) == memory_limit.interrupt_sampled("default", "reason", {"a"}, is_last=False)
+    assert memory_limit.interrupt_sampled("default", "reason", {"a"}, is_last=False) == (1, 1)
     assert {(there, "reason", False), (leaves, "reason", False)} == set(interrupted)
     interrupted.clear()
-    assert (2, 1) == memory_limit.interrupt_sampled("default", "reason", None, is_last=True)
+    assert memory_limit.interrupt_sampled("default", "reason", None, is_last=True) == (2, 1)
     assert {(there, "reason", True), (elsewhere, "reason", True)} == set(interrupted)
 
 
@@ -317,7 +317,7 @@ async def test_many_calls_are_interrupted_over_several_iterations_of_the_event_l
         sizes.append(len(interrupted))
     memory_limit.calls.clear()
 
-    assert ((50, 0), [16, 32, 48, 50]) == (counts, sizes)
+    assert (counts, sizes) == ((50, 0), [16, 32, 48, 50])
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -346,4 +346,4 @@ async def test_calls_that_went_on_before_their_turn_are_not_interrupted(memory_l
         await asyncio.sleep(0)
     memory_limit.calls.clear()
 
-    assert 16 == len(interrupted)
+    assert len(interrupted) == 16

@@ -35,7 +35,7 @@ async def test_calls_that_arrive_together_start_in_order_a_few_per_iteration_of_
     await asyncio.gather(*tasks)
 
     assert [*range(10)] == order
-    assert 4 == counts[0]
+    assert counts[0] == 4
     assert all(later - earlier <= 4 for earlier, later in pairwise(counts))
 
 
@@ -59,7 +59,7 @@ async def test_a_call_that_arrives_while_others_wait_starts_after_them():
     calls.append(asyncio.create_task(call("second")))
     await asyncio.gather(*calls)
 
-    assert ["first", "second"] == order
+    assert order == ["first", "second"]
     late.close()
 
 
@@ -69,7 +69,7 @@ async def test_a_cancelled_call_takes_no_turn():
         task.cancel()
     await asyncio.wait(tasks)
 
-    assert [0, 1, 4, 5] == order
+    assert order == [0, 1, 4, 5]
 
 
 async def test_later_calls_start_at_once_after_a_burst():
@@ -80,7 +80,7 @@ async def test_later_calls_start_at_once_after_a_burst():
         await asyncio.sleep(0)
     order, tasks = await started(pacing, 2)
 
-    assert [0, 1] == order
+    assert order == [0, 1]
     await asyncio.gather(*tasks)
 
 
@@ -92,10 +92,10 @@ async def test_other_requests_are_answered_while_calls_wait_for_their_turn(store
     async with proxying(engine.url, store) as served:
         call = asyncio.create_task(http.post(f"{served.url}/rollouts/r1/v1/chat/completions", data=orjson.dumps(BODY)))
         async with http.get(f"{served.url}/health") as response:
-            assert 200 == response.status
+            assert response.status == 200
         assert not call.done()
         assert not engine.requests
         may_start.set()
         async with await call as response:
-            assert 200 == response.status
-    assert 1 == len(engine.requests)
+            assert response.status == 200
+    assert len(engine.requests) == 1

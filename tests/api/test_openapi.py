@@ -34,7 +34,7 @@ async def test_exactly_the_served_routes_are_described(proxy):
     }
     health = {("get", f"/{name}/{{rollout_id}}/health") for name in ("rollouts", "sessions")}
 
-    assert control | calls | stored | models | gemini | health == described
+    assert described == control | calls | stored | models | gemini | health
     assert describe() == (await proxy.get("/openapi.json")).json
 
 
@@ -43,5 +43,5 @@ async def test_the_schemas_of_bodies_come_from_the_pydantic_models(proxy):
     schemas = document["components"]["schemas"]
     schema = document["paths"]["/rollouts"]["post"]["requestBody"]["content"]["application/json"]["schema"]
 
-    assert "OpenRollout" == schema["$ref"].rpartition("/")[2]
+    assert schema["$ref"].rpartition("/")[2] == "OpenRollout"
     assert {"rollout_id", "group_id", "sampling", "limits"} <= schemas["OpenRollout"]["properties"].keys()

@@ -38,7 +38,7 @@ def test_other_and_malformed_hosts_are_unknown(host):
 
 def test_an_asterisk_allows_any_host():
     assert is_own_host("evil.test", ("*",))
-    assert "evil.test" == host_name("Evil.Test.:80")
+    assert host_name("Evil.Test.:80") == "evil.test"
 
 
 BROWSER = {"Host": "localhost:8400", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
@@ -120,8 +120,9 @@ def test_a_listener_with_keys_for_all_its_apis_has_no_check():
 
     assert origin_check(both, both.listen, serves_model=True, serves_control=True) is None
     assert origin_check(control, control.listen, serves_model=False, serves_control=True) is None
-    assert "<OriginCheck without agents.api_keys>" == repr(
-        origin_check(control, control.listen, serves_model=True, serves_control=True)
+    assert (
+        repr(origin_check(control, control.listen, serves_model=True, serves_control=True))
+        == "<OriginCheck without agents.api_keys>"
     )
 
 
@@ -208,9 +209,9 @@ async def test_a_foreign_page_changes_nothing(store, engine, kind):
 
     assert [403] * len(CHANGES) == [status for status, _, _ in answers]
     assert not [head for _, _, head in answers if b"access-control" in head.lower()]
-    assert ["r1"] == [name async for name in store.names()]
-    assert {} == (await store.get("r1")).fields
-    assert [] == engine.requests
+    assert [name async for name in store.names()] == ["r1"]
+    assert (await store.get("r1")).fields == {}
+    assert engine.requests == []
 
 
 async def test_a_rebound_name_gets_nothing(store, engine):
@@ -227,13 +228,13 @@ async def test_a_rebound_name_gets_nothing(store, engine):
         _, anthropic, _ = await send(served.url, f"POST /v1/messages HTTP/1.1\n{rebound}", b"{}")
 
     assert [403] * len(answers) == [status for status, _, _ in answers]
-    assert ("unknown_host", True) == (
+    assert (
         openai["error"]["code"],
         "Add 'evil.test' to allowed_hosts" in openai["error"]["message"],
-    )
-    assert ("error", "permission_error") == (anthropic["type"], anthropic["error"]["type"])
-    assert ["r1"] == [name async for name in store.names()]
-    assert [] == engine.requests
+    ) == ("unknown_host", True)
+    assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "permission_error")
+    assert [name async for name in store.names()] == ["r1"]
+    assert engine.requests == []
 
 
 async def test_programs_the_ui_and_links_are_served(store, engine):
@@ -252,7 +253,7 @@ async def test_programs_the_ui_and_links_are_served(store, engine):
             await send(served.url, "POST /v1/chat/completions HTTP/1.1\nHost: 127.0.0.1\nSec-Fetch-Mode: cors", CHAT),
         ]
 
-    assert [201, 201, 201, 200, 200, 200] == [status for status, _, _ in answers]
+    assert [status for status, _, _ in answers] == [201, 201, 201, 200, 200, 200]
 
 
 async def test_each_listener_is_checked_unless_its_api_requires_keys(store, engine):
@@ -275,6 +276,6 @@ async def test_each_listener_is_checked_unless_its_api_requires_keys(store, engi
                     for headers in (evil, foreign)
                 ]
             )
-        assert expected == statuses, sections
+        assert statuses == expected, sections
 
-    assert [] == engine.requests
+    assert engine.requests == []

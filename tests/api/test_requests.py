@@ -46,7 +46,7 @@ def test_a_malformed_body_is_400(text):
     with pytest.raises(BadRequest) as refused:
         read_object(text)
 
-    assert 400 == refused.value.status
+    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("value", [nan, inf, 1e39, "1", None, True])

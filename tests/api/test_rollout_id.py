@@ -22,7 +22,7 @@ def test_every_rollout_id_can_be_percent_encoded_in_a_path(name):
 
     assert name == checked_id(name)
     for prefix, endpoint in [("rollouts", "/v1/models"), ("sessions", "/v1/x"), ("rollouts", "/inference/v1/generate")]:
-        assert (endpoint, segment) == parse_path(f"/{prefix}/{segment}{endpoint}")
+        assert parse_path(f"/{prefix}/{segment}{endpoint}") == (endpoint, segment)
     assert name == id_from_path(segment)
 
 
@@ -41,7 +41,7 @@ def test_a_path_that_is_not_utf8_is_rejected(segment):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/rollouts", "/rollouts/r1", "/other/r1/v1", "/"])
 def test_a_path_without_a_prefix_has_no_rollout_id(path):
-    assert (path, None) == parse_path(path)
+    assert parse_path(path) == (path, None)
 
 
 def test_the_rollout_id_is_taken_from_the_first_source_that_has_one():
@@ -55,8 +55,8 @@ def test_the_rollout_id_is_taken_from_the_first_source_that_has_one():
         found.append(named_rollout(**sources))
         sources[absent] = without
 
-    assert ["p", "h", "m", "k", "b"] == found
-    assert "d" == named_rollout(**sources | {"body": {"metadata": {"rollout_id": "d"}}})
+    assert found == ["p", "h", "m", "k", "b"]
+    assert named_rollout(**sources | {"body": {"metadata": {"rollout_id": "d"}}}) == "d"
     assert named_rollout(**sources) is None
 
 

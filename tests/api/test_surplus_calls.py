@@ -46,8 +46,8 @@ async def test_only_calls_of_surplus_rollouts_are_stopped(store, open_rollout, m
     of_before = Call(("surplus", "an earlier incarnation"))
     await SurplusCalls(store, {surplus, *others, of_no_group, of_before}, metrics).stop_surplus()
 
-    assert ["its group is complete without it"] == surplus.stopped
-    assert [[], [], []] == [call.stopped for call in others]
+    assert surplus.stopped == ["its group is complete without it"]
+    assert [call.stopped for call in others] == [[], [], []]
 
 
 async def test_thousands_of_calls_are_looked_at(store, open_rollout, metrics):

@@ -69,13 +69,13 @@ async def test_generated_steps_are_exact_and_the_groups_can_be_claimed(proxy, st
     batch = await proxy.claim(groups=2, format="sequences")
 
     assert step.trainable
-    assert ["group-000000", "group-000001"] == sorted(group["group_id"] for group in batch["groups"])
-    assert MEMBERS == len(batch["groups"][0]["rows"])
+    assert sorted(group["group_id"] for group in batch["groups"]) == ["group-000000", "group-000001"]
+    assert len(batch["groups"][0]["rows"]) == MEMBERS
 
 
 def test_parts_of_several_processes_are_disjoint_and_complete():
     """Two processes write each number once, also those of a store that has some already."""
     parts = Share("", "", range(5, 12), range(3)).parts(2)
 
-    assert list(range(5, 12)) == sorted(number for part in parts for number in part.rollouts)
-    assert [0, 1, 2] == sorted(number for part in parts for number in part.groups)
+    assert sorted(number for part in parts for number in part.rollouts) == list(range(5, 12))
+    assert sorted(number for part in parts for number in part.groups) == [0, 1, 2]

@@ -31,11 +31,11 @@ async def test_the_second_turn_is_continued(proxied, mode, texts):
 
     assert first.content == REPLY
     assert second.prompt_tokens == len(steps[1]["prompt_ids"]) == FIRST + GROWS
-    assert [True, True] == [step["fidelity"]["exact"] for step in steps]
+    assert [step["fidelity"]["exact"] for step in steps] == [True, True]
     continued = steps[1]["extra"]["continuation"]
-    assert (FIRST + EVENTS, GROWS - EVENTS) == (continued["kept"], continued["bridge"])
+    assert (continued["kept"], continued["bridge"]) == (FIRST + EVENTS, GROWS - EVENTS)
     assert ("rendered" in continued) == (mode == "drift")
-    assert 1 == len(rows)
+    assert len(rows) == 1
     assert {"/tokenize": 1, "/detokenize": texts, "/v1/chat/completions": 1} == {"/detokenize": 0, **requests}
 
 
@@ -46,13 +46,13 @@ async def test_each_turn_of_the_measured_conversation_is_continued(proxied):
     name, _, value = calls.header.strip().partition(": ")
     for body in calls.bodies:
         async with http.post(f"{url}/rollouts/r{calls.path}", data=body, headers={name: value}) as response:
-            assert 200 == response.status
+            assert response.status == 200
     steps, rows = await _recorded(http, f"{url}/rollouts/r")
 
     assert [FIRST + turn * GROWS for turn in range(4)] == [len(step["prompt_ids"]) for step in steps]
     assert all(step["fidelity"]["exact"] for step in steps)
-    assert 1 == len(rows)
-    assert 3 == TurnsEngine.counts["/tokenize"]
+    assert len(rows) == 1
+    assert TurnsEngine.counts["/tokenize"] == 3
 
 
 def test_a_drifted_rendering_has_another_split_of_the_first_sampled_token():

@@ -43,8 +43,8 @@ def test_a_cassette_loads_as_it_was_recorded(folder, response, suffix):
     write(folder, Case("case", CHAT, BODY), response, "tiny")
     cassette = recorded.load("case")
 
-    assert ["case"] == recorded.names()
-    assert (CHAT, BODY) == (cassette.path, cassette.body)
+    assert recorded.names() == ["case"]
+    assert (cassette.path, cassette.body) == (CHAT, BODY)
     assert (response.status, response.body) == (cassette.status, cassette.response)
     assert (folder / f"case.response.{suffix}").exists()
     assert (folder / "case.meta.json").exists() == (response.status != 200)
@@ -55,7 +55,7 @@ def test_a_new_recording_replaces_all_files_of_the_old_one(folder):
     write(folder, Case("case", CHAT, BODY), Response(500, JSON, b"{}"), "tiny")
     write(folder, Case("case", CHAT, BODY), Response(200, SSE, STREAM), "tiny")
 
-    assert {"case.request.json", "case.response.sse"} == {path.name for path in folder.iterdir()}
+    assert {path.name for path in folder.iterdir()} == {"case.request.json", "case.response.sse"}
 
 
 def test_the_models_folder_is_replaced(folder):
@@ -64,8 +64,8 @@ def test_the_models_folder_is_replaced(folder):
     write(folder, Case("case", CHAT, body), Response(200, JSON, answer), body["model"])
     cassette = recorded.load("case")
 
-    assert {"model": "/models/a.gguf"} == cassette.body
-    assert b'{"model":"/models/a.gguf","a":"/home/other/b"}' == cassette.response
+    assert cassette.body == {"model": "/models/a.gguf"}
+    assert cassette.response == b'{"model":"/models/a.gguf","a":"/home/other/b"}'
 
 
 async def test_the_whole_table_is_recorded(folder, engine):
@@ -79,7 +79,7 @@ async def test_the_whole_table_is_recorded(folder, engine):
     assert found["chat_greedy_s_inj"].is_stream
     assert found["chat_greedy_s_inj"].body["return_token_ids"] is True
     assert "return_token_ids" not in found["chat_greedy_s_plain"].body
-    assert {400} == {cassette.status for name, cassette in found.items() if name.startswith("err_messages")}
+    assert {cassette.status for name, cassette in found.items() if name.startswith("err_messages")} == {400}
 
 
 async def test_existing_cassettes_are_kept_unless_forced(folder, engine):
@@ -91,7 +91,7 @@ async def test_existing_cassettes_are_kept_unless_forced(folder, engine):
     before = kept.stat().st_mtime_ns, recorded.load(case.name).response
 
     _, old = await asyncio.to_thread(record, engine, folder)
-    assert (1, before) == (old, (kept.stat().st_mtime_ns, recorded.load(case.name).response))
+    assert (old, (kept.stat().st_mtime_ns, recorded.load(case.name).response)) == (1, before)
 
     _, old = await asyncio.to_thread(lambda: record(engine, folder, force=True))
     assert old == 0
@@ -106,7 +106,7 @@ async def test_a_pattern_selects_cases_and_headers_are_kept(folder):
     found = {name: recorded.load(name) for name in recorded.names()}
     own = {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}
 
-    assert {"chat_sglext_header_s_plain", "chat_sglext_header_s_inj", "midway_versions_n_plain"} == found.keys()
+    assert found.keys() == {"chat_sglext_header_s_plain", "chat_sglext_header_s_inj", "midway_versions_n_plain"}
     assert new == len(found)
     assert own == found["chat_sglext_header_s_plain"].headers
     assert found["midway_versions_n_plain"].headers is None

@@ -38,9 +38,9 @@ async def test_rollouts_leave_a_store_and_return(store, settings_to, tmp_path, c
     await import_dataset(settings, str(tmp_path), as_json=True)
     archived, imported = map(orjson.loads, capsys.readouterr().out.splitlines())
 
-    assert ([], touched) == (left, await archived_versions(tmp_path))
-    assert (2, 1, 2) == tuple(archived[name] for name in ("rollouts", "files", "deleted"))
-    assert {"rollouts": 2, "steps": 2, "existing": 0, "groups": 0} == imported
+    assert (left, await archived_versions(tmp_path)) == ([], touched)
+    assert tuple(archived[name] for name in ("rollouts", "files", "deleted")) == (2, 1, 2)
+    assert imported == {"rollouts": 2, "steps": 2, "existing": 0, "groups": 0}
 
 
 def test_the_commands_pass_their_options(tmp_path):
@@ -52,8 +52,8 @@ def test_the_commands_pass_their_options(tmp_path):
     without = CliRunner().invoke(app, ["archive", "--store", store, "--once"])
     imported = CliRunner().invoke(app, ["import", target, "--store", store, "--json"])
 
-    assert (0, 0) == (found.exit_code, orjson.loads(found.stdout)["rollouts"])
-    assert (2, 1, 0) == (wrong.exit_code, without.exit_code, imported.exit_code)
+    assert (found.exit_code, orjson.loads(found.stdout)["rollouts"]) == (0, 0)
+    assert (wrong.exit_code, without.exit_code, imported.exit_code) == (2, 1, 0)
     assert "archive.url" in without.stderr
 
 
@@ -73,12 +73,12 @@ async def test_groups_that_were_trained_are_put_into_the_queue_again(store, serv
     printed = capsys.readouterr()
     imported = [orjson.loads(line) for line in printed.out.splitlines()]
 
-    assert [(6, 3), (0, 0), (0, 0)] == [(each["rollouts"], each["groups"]) for each in imported]
-    assert [None, 2, 2] == [each.get("requeued") for each in imported]
+    assert [(each["rollouts"], each["groups"]) for each in imported] == [(6, 3), (0, 0), (0, 0)]
+    assert [each.get("requeued") for each in imported] == [None, 2, 2]
     assert "not requeued: Group 'g1' is claimed" in printed.err
-    assert {"g1", "g3"} == {queued.group for queued in (await other.queue.read(limit=9)).groups}
-    assert [(1, 7), (1, 7)] == [
+    assert {queued.group for queued in (await other.queue.read(limit=9)).groups} == {"g1", "g3"}
+    assert [
         (state.requeued, state.max_staleness)
         for state in [(await find_group(other, name)).states["default"] for name in ("g1", "g3")]
-    ]
+    ] == [(1, 7), (1, 7)]
     await other.close()

@@ -45,19 +45,19 @@ async def test_the_exit_status_is_0_if_all_rows_are_aligned_and_otherwise_3(engi
     wrong = honest_row("wrong")
     wrong["token_ids"][30] = 5
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row()), "--json")
-    assert (0, True, {"aligned": 1}) == (code, orjson.loads(out)["aligned"], orjson.loads(out)["verdicts"])
+    assert (code, orjson.loads(out)["aligned"], orjson.loads(out)["verdicts"]) == (0, True, {"aligned": 1})
 
     both = rows(honest_row(), wrong)
     journal = str(tmp_path / "journal")
     code, out, errors = await tokentape("audit", "--engine", engine.url, "--file", both, "--resume", journal)
-    assert 3 == code
+    assert code == 3
     assert "wrong" in out
     assert "1 aligned, 1 wrong tokens" in errors
-    assert 2 == len((tmp_path / "journal").read_bytes().splitlines())
+    assert len((tmp_path / "journal").read_bytes().splitlines()) == 2
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", both, "--rollout", "r1", "--json")
-    assert 0 == code
+    assert code == 0
     code, _, errors = await tokentape("audit", "--engine", engine.url, "--file", both, "--rollout", "r9")
-    assert (3, True) == (code, "no sequence" in errors)
+    assert (code, "no sequence" in errors) == (3, True)
 
 
 async def test_a_row_without_comparable_tokens_passes_only_beside_aligned_rows(engine, rows):
@@ -66,12 +66,12 @@ async def test_a_row_without_comparable_tokens_passes_only_beside_aligned_rows(e
     bound = honest_row("bound", first=200)
     bound["spans"][0]["constrained"] = True
     code, out, errors = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), bound))
-    assert (0, True) == (code, "nothing to compare" in out)
+    assert (code, "nothing to compare" in out) == (0, True)
     assert "2 sequences, 30 tokens compared, 30 skipped: 1 aligned, 1 nothing to compare" in " ".join(errors.split())
 
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(bound), "--json")
     payload = orjson.loads(out)
-    assert (3, False, 0, 30) == (code, payload["aligned"], payload["tokens"], payload["skipped"])
+    assert (code, payload["aligned"], payload["tokens"], payload["skipped"]) == (3, False, 0, 30)
 
 
 async def test_a_piped_table_has_no_padding_for_the_longest_line(engine, rows):
@@ -82,10 +82,10 @@ async def test_a_piped_table_has_no_padding_for_the_longest_line(engine, rows):
     _, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(honest_row(), wrong, {"mask": 1}))
     lines = out.splitlines()
 
-    assert 4 == len(lines)
+    assert len(lines) == 4
     assert max(map(len, lines)) > 250
-    assert [] == [line for line in lines if line != line.rstrip()]
-    assert [] == [line for line in lines if " " * 50 in line]
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert [line for line in lines if " " * 50 in line] == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_rows_of_a_running_proxy_are_audited_on_its_engine(store, http, ca
     async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=body) as response:
-            assert 200 == response.status
+            assert response.status == 200
         out = Console(file=io.StringIO(), width=200)
         request = Request(
             ServerAddress(served.control_url), ALL, ServerAddress(engine), None, None, 0.01, None, 4, None, as_json=True
@@ -119,7 +119,7 @@ async def test_rows_of_a_running_proxy_are_audited_on_its_engine(store, http, ca
 
     payload = orjson.loads(capsys.readouterr().out)
     assert is_well
-    assert ["r1"] == [sequence["rollout_id"] for sequence in payload["sequences"]]
+    assert [sequence["rollout_id"] for sequence in payload["sequences"]] == ["r1"]
     assert payload["max"] < 1e-6
 
 
@@ -140,9 +140,9 @@ async def test_rows_of_a_file_can_be_filtered_by_rollout_and_group(tmp_path, end
     async def names(chosen):
         return [row["rollout_id"] async for row in rows_of_file(path, chosen)]
 
-    assert ["a", "b"] == await names(export_request())
-    assert ["b"] == await names(export_request("b"))
-    assert ["a"] == await names(export_request(group="g"))
+    assert await names(export_request()) == ["a", "b"]
+    assert await names(export_request("b")) == ["b"]
+    assert await names(export_request(group="g")) == ["a"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
@@ -150,12 +150,12 @@ async def test_rows_of_a_proxy_are_read_line_by_line(engine, end):
     """Lines may be long, and split in any way."""
 
     async def respond(request, body):
-        assert "/rollouts/a%2Fb/export?format=sequences&include=exact&container=ndjson" == request.raw_path
+        assert request.raw_path == "/rollouts/a%2Fb/export?format=sequences&include=exact&container=ndjson"
         return web.Response(body=FILE_TEXT + end)
 
     engine.respond = respond
     source = ServerAddress(engine.url + "/")
-    assert FILE_ROWS == [row async for row in rows_of_proxy(source, export_request("a/b"))]
+    assert [row async for row in rows_of_proxy(source, export_request("a/b"))] == FILE_ROWS
 
 
 async def test_a_line_that_is_not_json_is_an_error_with_its_number(tmp_path):

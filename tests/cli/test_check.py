@@ -47,7 +47,7 @@ async def test_a_free_address_is_ok_and_one_in_use_is_a_fault(engine):
     findings = graded(await found(load(listen="127.0.0.1:0", control={"listen": taken})))
 
     (fault,) = findings["fault"]
-    assert "listen: 127.0.0.1:0: any free port; reachable from this machine only -> " == findings["ok"][0]
+    assert findings["ok"][0] == "listen: 127.0.0.1:0: any free port; reachable from this machine only -> "
     assert f"control.listen: cannot listen on {taken}: Address already in use" in fault
 
 
@@ -72,8 +72,8 @@ async def test_both_addresses_of_a_running_proxy_are_notes(engine, store):
         listen, control = (url.removeprefix("http://") for url in (served.url, served.control_url))
         findings = graded(await found(load(listen=listen, control={"listen": control})))
 
-    assert [] == findings["fault"]
-    assert [True, True] == ["in use by a running TokenTape proxy" in note for note in findings["note"]]
+    assert findings["fault"] == []
+    assert ["in use by a running TokenTape proxy" in note for note in findings["note"]] == [True, True]
 
 
 def test_a_limit_of_open_files_below_the_calls_in_flight_is_a_note():
@@ -82,7 +82,7 @@ def test_a_limit_of_open_files_below_the_calls_in_flight_is_a_note():
     few = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": 10}], "max_queued": 10}
     many = {"endpoints": [{"url": "http://127.0.0.1:9", "max_in_flight": limit}], "max_queued": 10}
 
-    assert 1 == len(graded(list(check_files(load(engines=few))))["ok"])
+    assert len(graded(list(check_files(load(engines=few))))["ok"]) == 1
     (note,) = graded(list(check_files(load(engines=many))))["note"]
     assert f"ulimit -Hn {2 * limit + 10 + 64 + 128}" in note
 
@@ -93,13 +93,13 @@ def test_an_unusable_path_of_the_journal_is_a_fault(tmp_path):
     wrong = [load(store={**JOURNALING, "spool_path": path}) for path in (tmp_path / "file" / "steps", tmp_path)]
     right = load(store={**JOURNALING, "spool_path": tmp_path / "new" / "steps"})
 
-    assert ["is not a folder", "it is a folder"] == [
+    assert [
         words for settings in wrong for words in ("is not a folder", "it is a folder")
         if words in graded(list(check_spool(settings)))["fault"][0]
-    ]  # fmt: skip
-    assert 1 == len(graded(list(check_spool(right)))["ok"])
-    assert ["file"] == [path.name for path in tmp_path.iterdir()]
-    assert [] == list(check_spool(settings_for(None)))
+    ] == ["is not a folder", "it is a folder"]  # fmt: skip
+    assert len(graded(list(check_spool(right)))["ok"]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert list(check_spool(settings_for(None))) == []
 
 
 @pytest.fixture
@@ -119,14 +119,14 @@ async def test_the_fix_of_a_wrong_engine_url_is_the_right_one(engine_url, wrong)
 
 
 async def test_an_engine_url_may_end_in_v1(engine_url):
-    assert [] == graded(await engine_findings(f"{engine_url}/v1/"))["fault"]
+    assert graded(await engine_findings(f"{engine_url}/v1/"))["fault"] == []
 
 
 async def test_an_unreachable_engine_is_one_fault():
     assert await find_engine("http://127.0.0.1:9") is None
     (fault,) = graded(await engine_findings("http://127.0.0.1:9"))["fault"]
 
-    assert 1 == fault.count("is unreachable")
+    assert fault.count("is unreachable") == 1
     assert "check that it is running" in fault
 
 
@@ -155,8 +155,8 @@ def key_findings(agents=(), control=(), control_listen=None, **settings):
 
 
 def test_strong_keys_and_no_keys_on_loopback_have_no_findings():
-    assert {"ok": [], "note": [], "fault": []} == key_findings()
-    assert {"ok": [], "note": [], "fault": []} == key_findings([GOOD], [OTHER], listen="0.0.0.0:8400")
+    assert key_findings() == {"ok": [], "note": [], "fault": []}
+    assert key_findings([GOOD], [OTHER], listen="0.0.0.0:8400") == {"ok": [], "note": [], "fault": []}
 
 
 def test_an_open_address_without_keys_is_a_note():
@@ -174,7 +174,7 @@ def test_an_open_control_api_beside_agents_keys_is_a_note():
 
     assert "control API at 127.0.0.1:8400 requires no key" in shared
     assert "control API at 127.0.0.1:8401 requires no key" in own
-    assert {"ok": [], "note": [], "fault": []} == key_findings([], [OTHER])
+    assert key_findings([], [OTHER]) == {"ok": [], "note": [], "fault": []}
 
 
 @pytest.mark.parametrize(
@@ -246,15 +246,16 @@ async def test_a_store_without_persistence_is_a_fault_until_it_is_configured(lax
     """The fix has the right value of each setting."""
     url, setting = lax_server
     faults = (await store_findings(url))["fault"]
-    assert ["noeviction", "appendonly yes"] == [
-        fix for fault in faults for fix in ("noeviction", "appendonly yes") if fix in fault
+    assert [fix for fault in faults for fix in ("noeviction", "appendonly yes") if fix in fault] == [
+        "noeviction",
+        "appendonly yes",
     ]
 
     await setting("CONFIG", "SET", "maxmemory-policy", "noeviction", "appendonly", "yes", "appendfsync", "no")
     after = await store_findings(url)
-    assert [] == after["fault"]
+    assert after["fault"] == []
     assert "appendfsync everysec" in after["note"][0]
-    assert 1 == len(after["ok"])
+    assert len(after["ok"]) == 1
 
 
 async def test_a_durability_that_the_store_cannot_provide_is_a_fault_with_a_fix(lax_server):
@@ -291,7 +292,7 @@ async def test_an_embedded_store_in_use_is_a_fault_unless_a_proxy_of_this_config
         with_running_proxy = await store_findings(url, runs=True)
 
     assert "only one process can open an embedded store" in fault
-    assert [] == with_running_proxy["fault"]
+    assert with_running_proxy["fault"] == []
     assert "no action is needed if that is the running proxy" in with_running_proxy["note"][0]
 
 
@@ -320,10 +321,10 @@ async def test_a_check_does_not_create_an_embedded_store(tmp_path, path):
     url = f"embedded:{tmp_path / path}"
     found = [finding async for finding in check_store(StoreSettings(url=url), SystemClock())]
 
-    assert ["ok"] == [finding.grade for finding in found]
-    assert f"store {url}" == found[0].subject
+    assert [finding.grade for finding in found] == ["ok"]
+    assert found[0].subject == f"store {url}"
     assert "not created yet" in found[0].seen
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_an_embedded_store_below_a_file_is_a_fault_without_errno(tmp_path):
@@ -353,19 +354,19 @@ async def test_a_finding_has_its_grade_and_its_fix_below(make_console):
     out = make_console()
     code = await print_findings(each(*FOUND), out, as_json=False)
 
-    assert Exit.FOUND == code
-    assert [
+    assert code == Exit.FOUND
+    assert out.file.getvalue().splitlines() == [
         "ok   listen: free",
         "note store: clock \\x1b[2J",
         "     -> set [it]",
         "FAIL engine: unreachable",
         "     second line",
         "     -> start it",
-    ] == out.file.getvalue().splitlines()
+    ]
 
 
 async def test_notes_do_not_fail_the_check(make_console):
-    assert Exit.DONE == await print_findings(each(*FOUND[:2]), make_console(), as_json=False)
+    assert await print_findings(each(*FOUND[:2]), make_console(), as_json=False) == Exit.DONE
 
 
 async def test_faults_with_the_same_exit_code_have_it_and_others_have_3(make_console):
@@ -383,14 +384,14 @@ async def test_each_invalid_setting_is_a_finding_with_its_name():
     faults = [("listen", "invalid address"), ("", "unreadable")]
     findings = [finding async for finding in refused(InvalidSettings("invalid configuration:", faults))]
 
-    assert [("listen", "invalid address"), ("configuration", "unreadable")] == [(f.subject, f.seen) for f in findings]
+    assert [(f.subject, f.seen) for f in findings] == [("listen", "invalid address"), ("configuration", "unreadable")]
 
 
 async def test_with_json_all_findings_are_one_document(make_console, capsys):
     out = make_console()
     await print_findings(each(FOUND[2]), out, as_json=True)
 
-    assert {
+    assert orjson.loads(capsys.readouterr().out) == {
         "well": False,
         "exit_code": 3,
         "findings": [
@@ -402,5 +403,5 @@ async def test_with_json_all_findings_are_one_document(make_console, capsys):
                 "exit_code": 3,
             }
         ],
-    } == orjson.loads(capsys.readouterr().out)
-    assert "" == out.file.getvalue()
+    }
+    assert out.file.getvalue() == ""

@@ -38,8 +38,8 @@ async def test_a_store_and_an_engine_with_token_ids_are_ok(tmp_path):
     async with simulating("127.0.0.1:0", Options()) as engine:
         found = await all_findings(settings_for(engine, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
-    assert {"ok"} == {finding.grade for finding in found}
-    assert {""} == {finding.fix for finding in found}
+    assert {finding.grade for finding in found} == {"ok"}
+    assert {finding.fix for finding in found} == {""}
     assert "'simulated' returns token IDs and logprobs" in found[-1].seen
 
 
@@ -48,7 +48,7 @@ async def test_no_engine_is_ok(tmp_path):
     found = await all_findings(settings_for(None, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
     assert "simulator" in found[-1].seen
-    assert "ok" == found[-1].grade
+    assert found[-1].grade == "ok"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_an_engine_that_only_chats_is_checked_by_a_chat(engine):
     play_by_path(engine, {**IDS, "/v1/completions": "err_404", "/v1/chat/completions": "chat_ids_lp"})
     found = graded(await engine_findings(engine.url))
 
-    assert [] == found["fault"]
+    assert found["fault"] == []
     assert any("returns token IDs and logprobs (chat only: a completion returned 404)" in line for line in found["ok"])
 
 
@@ -97,10 +97,11 @@ async def test_a_fault_reports_that_no_engine_returns_token_ids(engine, tmp_path
 
     (fault,) = alone["fault"]
     assert fault.startswith("training: no engine returns token IDs")
-    assert [True, True] == [
-        any("text without token IDs" in note for note in found["note"]) for found in (alone, beside)
+    assert [any("text without token IDs" in note for note in found["note"]) for found in (alone, beside)] == [
+        True,
+        True,
     ]
-    assert [] == beside["fault"]
+    assert beside["fault"] == []
 
 
 async def test_an_engine_with_ids_and_without_logprobs_is_a_fault(engine):
@@ -125,10 +126,11 @@ async def test_missing_options_of_vllm_are_notes(engine):
     engine.respond = respond
     findings = graded(await engine_findings(engine.url))
 
-    assert 1 == len(findings["ok"])
-    assert [] == findings["fault"]
-    assert ["--max-logprobs", "--enable-scale-out"] == [
-        flag for note in findings["note"] for flag in ("--max-logprobs", "--enable-scale-out") if flag in note
+    assert len(findings["ok"]) == 1
+    assert findings["fault"] == []
+    assert [flag for note in findings["note"] for flag in ("--max-logprobs", "--enable-scale-out") if flag in note] == [
+        "--max-logprobs",
+        "--enable-scale-out",
     ]
 
 
@@ -208,17 +210,17 @@ async def test_an_untrusted_certificate_is_a_fault_that_names_engines_ca_file(ce
 
 def test_a_clock_difference_is_a_note_with_its_size():
     """Differences within a round trip and a second are ignored."""
-    assert [] == list(check_clock("x", 1000.0, 1003.0))
+    assert list(check_clock("x", 1000.0, 1003.0)) == []
     (behind,) = check_clock("x", 1000.0, 1060.0)
     (ahead,) = check_clock("x", 1060.0, 1000.0)
 
     assert "60 s behind ours" in behind.seen
     assert "60 s ahead of ours" in ahead.seen
-    assert "note" == ahead.grade
+    assert ahead.grade == "note"
 
 
 def test_an_invalid_date_header_is_none():
-    assert 784111777.0 == read_date("Sun, 06 Nov 1994 08:49:37 GMT")
+    assert read_date("Sun, 06 Nov 1994 08:49:37 GMT") == 784111777.0
     assert None is read_date("yesterday")
     assert None is read_date(None)
 
@@ -245,7 +247,7 @@ def test_an_alias_that_some_engines_do_not_list_is_a_note():
 
 def test_aliases_are_not_checked_without_lists_of_models():
     """An unreachable engine is another finding."""
-    assert [] == list(check_aliases({"*": "m"}, {}))
+    assert list(check_aliases({"*": "m"}, {})) == []
 
 
 @pytest.mark.parametrize(
@@ -259,13 +261,13 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal
     """The fix is omitted if the error contains it; tests/upstream/test_tokenizers.py tests the errors."""
 
     def load(path):
-        assert "none/here" == path
+        assert path == "none/here"
         raise UnprocessableRequest(refusal)
 
     monkeypatch.setattr("proxy.cli.check.load", load)
     finding = await check_tokenizer(EndpointSettings(url="http://127.0.0.1:9", tokenizer="none/here"))
 
-    assert ("fault", refusal) == (finding.grade, finding.seen)
+    assert (finding.grade, finding.seen) == ("fault", refusal)
     assert fix in finding.fix
 
 

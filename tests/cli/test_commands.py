@@ -29,7 +29,7 @@ async def test_the_page_is_opened_in_the_browser_and_printed(address, capsys, mo
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or len(opened) < 2)
     await open_page(address, *names)
-    assert "" == capsys.readouterr().err
+    assert capsys.readouterr().err == ""
     await open_page(replace(address, url=f"{address.url}/"), *names)
     printed = capsys.readouterr()
 
@@ -48,12 +48,12 @@ async def test_rollouts_are_listed_newest_first_up_to_the_limit(address, recorde
     """Standard error reports that there are more, or none."""
     out = make_console()
     await print_list(address, out, "rollouts", 2, as_json=False)
-    assert ["rollout", "choices", "bad"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
+    assert [line.split()[0] for line in out.file.getvalue().splitlines()] == ["rollout", "choices", "bad"]
     assert "more than 2 rollouts; use --limit" in capsys.readouterr().err
 
     out = make_console()
     await print_list(address, out, "rollouts", 50, as_json=False, status="completed", group_id=None)
-    assert ["rollout", "demo"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
+    assert [line.split()[0] for line in out.file.getvalue().splitlines()] == ["rollout", "demo"]
     await print_list(address, make_console(), "rollouts", 50, as_json=False, status="failed")
     assert "no rollouts match the filters" in capsys.readouterr().err
 
@@ -62,7 +62,7 @@ async def test_groups_are_listed_with_their_columns(address, recorded, make_cons
     out = make_console()
     await print_list(address, out, "groups", 50, as_json=False)
 
-    assert ["g", "open", "0/1"] == out.file.getvalue().splitlines()[1].split()[:3]
+    assert out.file.getvalue().splitlines()[1].split()[:3] == ["g", "open", "0/1"]
 
 
 async def test_hidden_columns_are_named_on_standard_error(address, recorded, make_console, capsys):
@@ -75,19 +75,19 @@ async def test_a_list_as_json_is_the_control_apis_response(address, recorded, ma
     await print_list(address, make_console(), "rollouts", 2, as_json=True)
     payload = orjson.loads(capsys.readouterr().out)
 
-    assert ["choices", "bad"] == [rollout["rollout_id"] for rollout in payload["rollouts"]]
+    assert [rollout["rollout_id"] for rollout in payload["rollouts"]] == ["choices", "bad"]
     assert payload["cursor"]
 
 
 async def test_a_rollout_as_json_has_its_tree_and_all_steps(address, recorded, make_console, capsys):
     out = make_console()
     await print_rollout(address, out, "demo", StepView(logprobs=True, with_values=True), as_json=False)
-    assert 3 == out.file.getvalue().count("exact\n")
-    assert 4 == out.file.getvalue().count("logprob")
+    assert out.file.getvalue().count("exact\n") == 3
+    assert out.file.getvalue().count("logprob") == 4
     await print_rollout(address, out, "demo", StepView(), as_json=True)
     payload = orjson.loads(capsys.readouterr().out)
 
-    assert ("demo", 3, 3) == (payload["rollout"]["rollout_id"], len(payload["tree"]["nodes"]), len(payload["steps"]))
+    assert (payload["rollout"]["rollout_id"], len(payload["tree"]["nodes"]), len(payload["steps"])) == ("demo", 3, 3)
 
 
 @pytest.mark.parametrize("width", [24, 60, 200])
@@ -107,7 +107,7 @@ async def test_a_step_can_be_named_by_its_id_or_its_index(address, recorded, mak
     step = orjson.loads(capsys.readouterr().out)
     await print_step(address, out, "demo", step["step_id"], StepView(), as_json=False)
 
-    assert 1 == step["index"]
+    assert step["index"] == 1
     assert f"step 1  {step['step_id']}" in out.file.getvalue()
     with pytest.raises(OSError, match="no step with index 9"):
         await print_step(address, out, "demo", "9", StepView(), as_json=False)
@@ -127,8 +127,8 @@ async def test_no_piped_line_of_list_and_show_ends_in_spaces(address, call_proxy
     lines = out.file.getvalue().splitlines()
 
     assert "r" * 256 in lines[1]
-    assert [] == [line for line in lines if line != line.rstrip()]
-    assert [] == [line for line in lines if " " * 100 in line]
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert [line for line in lines if " " * 100 in line] == []
 
 
 async def test_an_unknown_rollout_is_an_error_with_the_proxys_message(address, make_console):
@@ -145,13 +145,13 @@ async def test_a_store_without_a_running_proxy_can_be_read(tmp_path, engine, mak
     out = make_console()
     await print_list(ControlAddress(None, settings, None), out, "rollouts", 5, as_json=False)
 
-    assert "" == out.file.getvalue()
+    assert out.file.getvalue() == ""
 
 
 def test_a_duration_has_the_units_s_m_h_and_d():
     now = SystemClock().now()
-    assert [90, 900, 7200, 259_200] == [round(now - ago(duration), -1) for duration in ("90s", "15m", "2h", "3d")]
-    assert 0 == ago("99999999d")
+    assert [round(now - ago(duration), -1) for duration in ("90s", "15m", "2h", "3d")] == [90, 900, 7200, 259_200]
+    assert ago("99999999d") == 0
     for duration in ("", "h", "2", "2w", "-1h"):
         with pytest.raises(ValueError, match="invalid duration"):
             ago(duration)

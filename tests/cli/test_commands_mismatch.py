@@ -22,8 +22,8 @@ async def test_the_mismatch_of_a_batch_is_shown(invoke, call_proxy):
     code, out, _ = await invoke("mismatch", batch_id)
     _, as_json, _ = await invoke("mismatch", batch_id, "--json")
 
-    assert (Exit.FAILED, True) == (missing, "no part of it was reported" in errors)
-    assert (0, "too_few: ") == (code, out[:9])
-    assert "1 rows, log of the ratio: mean 0, absolute 0" == out.splitlines()[1]
+    assert (missing, "no part of it was reported" in errors) == (Exit.FAILED, True)
+    assert (code, out[:9]) == (0, "too_few: ")
+    assert out.splitlines()[1] == "1 rows, log of the ratio: mean 0, absolute 0"
     assert ["all", "all", str(len(recorded))] == out.splitlines()[4].split()[:3]
     assert len(recorded) == orjson.loads(as_json)["tokens"]

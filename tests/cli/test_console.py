@@ -29,7 +29,7 @@ def test_output_to_a_pipe_has_no_colours_and_is_not_wrapped(make_console):
     out = make_console()
     print_lines(out, [Text("x" * 1000, "bold red")])
 
-    assert "x" * 1000 + "\n" == out.file.getvalue()
+    assert out.file.getvalue() == "x" * 1000 + "\n"
 
 
 def test_a_piped_row_is_one_line_of_a_width_that_ignores_the_longest_row(make_console):
@@ -39,20 +39,20 @@ def test_a_piped_row_is_one_line_of_a_width_that_ignores_the_longest_row(make_co
         table.add_row(*map(Text, row))
     print_table(out, table)
 
-    assert [
+    assert out.file.getvalue().splitlines() == [
         "name  count  note",
         "a         1",
         "\u4e16\u754c     20  " + "x" * 500,
         "n" * 100 + "      3  [b]",
         "",
-    ] == out.file.getvalue().splitlines()
+    ]
 
 
 def test_no_piped_line_ends_in_spaces(make_console):
     out = make_console()
     print_lines(out, [Text("user        ") + Text("  ", "bold"), Text("  a  ")])
 
-    assert "user\n  a\n" == out.file.getvalue()
+    assert out.file.getvalue() == "user\n  a\n"
 
 
 def test_a_long_line_is_wrapped_and_indented_in_a_terminal(make_console):
@@ -62,7 +62,7 @@ def test_a_long_line_is_wrapped_and_indented_in_a_terminal(make_console):
         print_lines(out, [Text("user        " + "word " * 30)])
         lines = out.file.getvalue().splitlines()
 
-        assert 30 == sum(line.count("word") for line in lines)
+        assert sum(line.count("word") for line in lines) == 30
         assert all(len(line) <= width for line in lines)
         assert all(line.startswith(" " * 12) for line in lines[1:])
 
@@ -85,8 +85,8 @@ def test_json_is_printed_as_one_document_or_as_lines(capsys):
     print_json({"a": 1}, lines=True)
     first, second = capsys.readouterr().out.rsplit("\n{", 1)
 
-    assert {"a": "\x1b", "b": [1]} == orjson.loads(first)
-    assert '"a":1}\n' == second
+    assert orjson.loads(first) == {"a": "\x1b", "b": [1]}
+    assert second == '"a":1}\n'
     assert "\x1b" not in first
 
 
@@ -96,8 +96,8 @@ def test_notes_are_escaped_and_printed_to_standard_error(capsys):
     print_note("seen \x1b[1m")
     printed = capsys.readouterr()
 
-    assert "" == printed.out
-    assert "tokentape: response \\x1b[2J [red]no[/red]\nand more\nseen \\x1b[1m\n" == printed.err
+    assert printed.out == ""
+    assert printed.err == "tokentape: response \\x1b[2J [red]no[/red]\nand more\nseen \\x1b[1m\n"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_escaped_text_has_no_control_characters_and_one_line(text):
     shown.encode()
 
     assert not [character for character in shown if ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0]
-    assert 1 == len(shown.splitlines() or [""])
+    assert len(shown.splitlines() or [""]) == 1
 
 
 @given(st.text(st.characters(codec="utf-8")))
@@ -133,18 +133,18 @@ def test_escaped_text_has_no_control_characters_and_one_line(text):
 def test_escaped_json_has_the_same_value_and_no_control_characters(text):
     shown = visible_json(orjson.dumps({"a": text}).decode())
 
-    assert {"a": text} == orjson.loads(shown)
+    assert orjson.loads(shown) == {"a": text}
     assert shown == visible(shown)
 
 
 def test_json_is_escaped_with_json_escapes():
     """Letters of any script are unchanged."""
-    assert r'"\u009b\u202e\udb40\udc41ü漢"' == visible_json('"\x9b\u202e\U000e0041ü漢"')
+    assert visible_json('"\x9b\u202e\U000e0041ü漢"') == r'"\u009b\u202e\udb40\udc41ü漢"'
 
 
 def test_lines_of_a_text_are_kept_and_tabs_are_spaces():
     """A carriage return, which could overwrite its line, is escaped."""
-    assert ["a   b", "c\\rd", ""] == visible_lines("a\tb\nc\rd\n")
+    assert visible_lines("a\tb\nc\rd\n") == ["a   b", "c\\rd", ""]
 
 
 @pytest.fixture
@@ -190,4 +190,4 @@ def test_without_a_terminal_no_progress_is_shown():
             update(1, 1)
             count_sequence(True)
 
-        assert "" == console.file.getvalue()
+        assert console.file.getvalue() == ""

@@ -21,15 +21,15 @@ async def test_lists_are_read_page_by_page_up_to_the_limit(client, call_proxy):
     for number in range(5):
         await call_proxy("POST", "/rollouts", {"rollout_id": f"r{number}", "group_id": "odd" if number % 2 else "even"})
     found = await client.list_items("rollouts", 2, group_id="even")
-    assert ["r4", "r2"] == [rollout["rollout_id"] for rollout in found["rollouts"]]
+    assert [rollout["rollout_id"] for rollout in found["rollouts"]] == ["r4", "r2"]
     assert found["cursor"] is not None
     found = await client.list_items("rollouts", 50, group_id="odd")
-    assert (["r3", "r1"], None) == ([rollout["rollout_id"] for rollout in found["rollouts"]], found["cursor"])
+    assert ([rollout["rollout_id"] for rollout in found["rollouts"]], found["cursor"]) == (["r3", "r1"], None)
 
 
 async def test_steps_are_read_in_order_from_an_index_on(client, recorded):
-    assert [0, 1, 2] == [step["index"] async for step in client.steps("demo")]
-    assert [2] == [step["index"] async for step in client.steps("demo", after=1)]
+    assert [step["index"] async for step in client.steps("demo")] == [0, 1, 2]
+    assert [step["index"] async for step in client.steps("demo", after=1)] == [2]
 
 
 async def test_an_error_response_raises_its_message_and_status(client):
@@ -37,7 +37,7 @@ async def test_an_error_response_raises_its_message_and_status(client):
     with pytest.raises(Refused, match="Rollout 'a/b c' not found.") as refused:
         await client.rollout("a/b c")
 
-    assert 404 == refused.value.status
+    assert refused.value.status == 404
 
 
 async def test_a_response_that_is_not_json_is_an_error_that_suggests_to_check_the_url(engine):
@@ -58,7 +58,7 @@ async def test_missing_token_texts_are_requested_from_the_proxy(engine, has_rout
 
     async def respond(request, body):
         start = int(request.query["start"]) - 3  # a row is its prompt first
-        assert "1" == request.query["choice"]
+        assert request.query["choice"] == "1"
         if not has_route:
             return web.json_response({"error": {"message": "not found"}}, status=404)
         return web.json_response({"texts": [f"t{start}", None]})

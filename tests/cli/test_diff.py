@@ -96,8 +96,8 @@ HELLO = message("user", "Hello")
     ],
 )  # fmt: skip
 async def test_each_respect_in_which_steps_differ_is_named_with_its_first_difference(changed, expected):
-    assert [] == await differences(step(0, HELLO), step(0, HELLO, step_id="other", timing={"received": 9}))
-    assert expected == await differences(step(0, HELLO), changed)
+    assert await differences(step(0, HELLO), step(0, HELLO, step_id="other", timing={"received": 9})) == []
+    assert await differences(step(0, HELLO), changed) == expected
 
 
 async def test_logprobs_are_compared_up_to_a_tolerance_and_the_first_other_token():
@@ -107,24 +107,24 @@ async def test_logprobs_are_compared_up_to_a_tolerance_and_the_first_other_token
 
     first = with_logprobs(-0.5, -1.0)
 
-    assert [] == await differences(first, with_logprobs(-0.5, -1.009))
-    assert [("logprobs", "position 1", -1.0, -1.02)] == await differences(first, with_logprobs(-0.5, -1.02))
-    assert [] == await differences(first, with_logprobs(-0.5, -1.02), tolerance=0.1)
-    assert [("logprobs", "position 0", -0.5, None)] == await differences(first, with_logprobs(None, -1.0))
-    assert ["ids"] == [found[0] for found in await differences(first, with_logprobs(-0.5, -9.0, ids=(7, 9)))]
-    assert [("finish reason", "", "stop", "length")] == await differences(
-        first, with_logprobs(-0.5, -1.0, finish_reason="length")
-    )
+    assert await differences(first, with_logprobs(-0.5, -1.009)) == []
+    assert await differences(first, with_logprobs(-0.5, -1.02)) == [("logprobs", "position 1", -1.0, -1.02)]
+    assert await differences(first, with_logprobs(-0.5, -1.02), tolerance=0.1) == []
+    assert await differences(first, with_logprobs(None, -1.0)) == [("logprobs", "position 0", -0.5, None)]
+    assert [found[0] for found in await differences(first, with_logprobs(-0.5, -9.0, ids=(7, 9)))] == ["ids"]
+    assert await differences(first, with_logprobs(-0.5, -1.0, finish_reason="length")) == [
+        ("finish reason", "", "stop", "length")
+    ]
 
 
 async def test_completions_are_compared_by_their_prompts():
     first = step(0, request={"prompt": "once"}, response={"choices": [{"index": 0, "text": "upon"}]})
 
-    assert [] == await differences(first, deepcopy(first))
-    assert [("messages", "", "once", "twice")] == await differences(first, {**first, "request": {"prompt": "twice"}})
-    assert [("reply", "[0]", "upon", "a")] == await differences(
-        first, {**first, "response": {"choices": [{"index": 0, "text": "a"}]}}
-    )
+    assert await differences(first, deepcopy(first)) == []
+    assert await differences(first, {**first, "request": {"prompt": "twice"}}) == [("messages", "", "once", "twice")]
+    assert await differences(first, {**first, "response": {"choices": [{"index": 0, "text": "a"}]}}) == [
+        ("reply", "[0]", "upon", "a")
+    ]
 
 
 async def test_ids_of_tool_calls_are_compared_by_their_order():
@@ -133,10 +133,10 @@ async def test_ids_of_tool_calls_are_compared_by_their_order():
         reply = message("assistant", "", tool_calls=calls)
         return step(0, HELLO, reply, *(message("tool", "ok", tool_call_id=each) for each in results))
 
-    assert [] == await differences(conversation("x", "y", ("x", "y")), conversation("1", "2", ("1", "2")))
-    assert [("messages", "[2].tool_call_id", "call 0", "call 1")] == await differences(
-        conversation("x", "y", ("x", "y")), conversation("1", "2", ("2", "1"))
-    )
+    assert await differences(conversation("x", "y", ("x", "y")), conversation("1", "2", ("1", "2"))) == []
+    assert await differences(conversation("x", "y", ("x", "y")), conversation("1", "2", ("2", "1"))) == [
+        ("messages", "[2].tool_call_id", "call 0", "call 1")
+    ]
 
 
 async def test_after_the_first_difference_steps_are_paired_by_their_messages():
@@ -146,13 +146,14 @@ async def test_after_the_first_difference_steps_are_paired_by_their_messages():
     other = [first, {**second, "index": 1, "request": {"messages": [message("user", "x")]}}]
     steps = [first, second, third]
 
-    assert [] == (await compare(given(steps), given(swapped), 0)).pairs
+    assert (await compare(given(steps), given(swapped), 0)).pairs == []
     compared = await compare(given(steps), given(other), 0)
-    assert (1, [3, 2]) == (compared.equal, compared.steps)
-    assert [("s1", "s1"), ("s2", None)] == [
-        (pair.a and pair.a["step_id"], pair.b and pair.b["step_id"]) for pair in compared.pairs
+    assert (compared.equal, compared.steps) == (1, [3, 2])
+    assert [(pair.a and pair.a["step_id"], pair.b and pair.b["step_id"]) for pair in compared.pairs] == [
+        ("s1", "s1"),
+        ("s2", None),
     ]
-    assert [None] * 3 == [pair.a for pair in (await compare(given([]), given(steps), 0)).pairs]
+    assert [pair.a for pair in (await compare(given([]), given(steps), 0)).pairs] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -167,26 +168,26 @@ async def test_after_the_first_difference_steps_are_paired_by_their_messages():
     ],
 )
 def test_the_first_difference_of_json_is_a_path(a, b, expected):
-    assert expected == first_difference(a, b)
+    assert first_difference(a, b) == expected
 
 
 async def test_two_recorded_rollouts_are_compared(address, call_proxy, recorded, make_console, capsys):
     """A rollout equals itself; the JSON names the steps, and shortens texts around their first difference."""
     out = make_console()
     assert await diff(address, out, "demo", "demo", 0, as_json=False)
-    assert "demo and demo are equal: 3 steps\n" == out.file.getvalue()
+    assert out.file.getvalue() == "demo and demo are equal: 3 steps\n"
     for name, text in (("x", f"{'-' * 900}1{'-' * 900}"), ("y", f"{'-' * 900}2{'-' * 900}")):
         body = {"model": "policy", "messages": [message("user", text)], "max_tokens": 4, "seed": 1}
         await call_proxy("POST", f"/rollouts/{name}/v1/chat/completions", body)
     assert not await diff(address, make_console(), "x", "y", 0, as_json=True)
     found = orjson.loads(capsys.readouterr().out)
 
-    assert ("x", "y", [1, 1], 0) == (found["a"], found["b"], found["steps"], found["equal"])
+    assert (found["a"], found["b"], found["steps"], found["equal"]) == ("x", "y", [1, 1], 0)
     (pair,) = found["different"]
-    assert (0, 0) == (pair["a"]["index"], pair["b"]["index"])
+    assert (pair["a"]["index"], pair["b"]["index"]) == (0, 0)
     messages = pair["differences"][0]
-    assert ("messages", "[0].content") == (messages["what"], messages["where"])
-    assert f"{'-' * 100}1{'-' * 399}" == messages["a"]
+    assert (messages["what"], messages["where"]) == ("messages", "[0].content")
+    assert messages["a"] == f"{'-' * 100}1{'-' * 399}"
     assert {"prompt ids", "messages"} <= {each["what"] for each in pair["differences"]}
 
 
@@ -201,7 +202,7 @@ async def test_the_first_different_step_is_shown_in_detail_and_the_others_by_nam
     out = make_console()
     assert not await diff(ControlAddress(None, None, None), out, "a", "b", 0, as_json=False)
 
-    assert [
+    assert out.file.getvalue().splitlines() == [
         "a and b: 1 step equal, 3 different",
         "step 1",
         "  messages  [0].content",
@@ -209,7 +210,7 @@ async def test_the_first_different_step_is_shown_in_detail_and_the_others_by_nam
         "    + b",
         "step 2  reply, ids",
         "step 3  only in a",
-    ] == out.file.getvalue().splitlines()
+    ]
 
 
 async def test_files_of_rollouts_are_compared_without_a_proxy(store, tmp_path, make_console, invoke):
@@ -221,17 +222,17 @@ async def test_files_of_rollouts_are_compared_without_a_proxy(store, tmp_path, m
     assert await diff(nowhere, make_console(), str(path), str(path), 0, as_json=False)
     out = make_console()
     assert not await diff(nowhere, out, str(path), str(again), 0, as_json=False)
-    assert ["step 1", "  reply  [0].content"] == out.file.getvalue().splitlines()[1:3]
+    assert out.file.getvalue().splitlines()[1:3] == ["step 1", "  reply  [0].content"]
     async with recorder(store, tmp_path) as url:
         assert await diff(ControlAddress(url, None, None), make_console(), str(path), "r1", 0, as_json=False)
 
-    assert 2 == (await invoke("diff", str(tmp_path / "none.jsonl"), "r1"))[0]
+    assert (await invoke("diff", str(tmp_path / "none.jsonl"), "r1"))[0] == 2
 
 
 async def test_the_exit_status_is_that_of_diff(recorded, invoke):
     """0 for equal rollouts, 1 for different ones, 2 for trouble."""
-    assert Exit.DONE == (await invoke("diff", "demo", "demo"))[0]
-    assert 1 == (await invoke("diff", "demo", "bad"))[0]
+    assert (await invoke("diff", "demo", "demo"))[0] == Exit.DONE
+    assert (await invoke("diff", "demo", "bad"))[0] == 1
     status, printed, errors = await invoke("diff", "demo", "none")
-    assert (2, "", True) == (status, printed, "Rollout 'none' not found." in errors)
-    assert 2 == (await invoke("diff", "demo", "bad", url="http://127.0.0.1:9"))[0]
+    assert (status, printed, "Rollout 'none' not found." in errors) == (2, "", True)
+    assert (await invoke("diff", "demo", "bad", url="http://127.0.0.1:9"))[0] == 2

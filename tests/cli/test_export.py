@@ -31,7 +31,7 @@ async def test_the_report_has_the_bytes_rows_and_skipped_steps(address, recorded
 
     assert (str(out), "sequences", "ndjson") == (report["out"], report["format"], report["container"])
     assert (out.stat().st_size, 2) == (report["bytes"], report["rows"])
-    assert 2 == len(out.read_bytes().splitlines())
+    assert len(out.read_bytes().splitlines()) == 2
     (skipped,) = report["skipped"]
     assert skipped.startswith("1; ")
     assert f"skipped: {skipped}" in printed.err
@@ -41,7 +41,7 @@ async def test_without_json_standard_output_has_the_rows_only(address, recorded,
     await export_to(address, export_request("demo"), None, as_json=False)
     rows = capfdbinary.readouterr().out.splitlines()
 
-    assert ["demo", "demo"] == [orjson.loads(row)["rollout_id"] for row in rows]
+    assert [orjson.loads(row)["rollout_id"] for row in rows] == ["demo", "demo"]
 
 
 async def test_rows_of_a_container_without_lines_are_not_counted(address, recorded, tmp_path, capsys):
@@ -67,7 +67,7 @@ async def test_the_report_of_a_push_has_a_result_per_group(address, call_proxy, 
     is_received = await post_groups(address, export_request(), PushOptions(engine.url), notes(), as_json=True)
     report = orjson.loads(capsys.readouterr().out)
 
-    assert (is_received, scored) == (report["received"], report["groups"][0]["result"] == "received")
+    assert (report["received"], report["groups"][0]["result"] == "received") == (is_received, scored)
     assert bool(report["groups"][0]["reasons"]) != scored
 
 
@@ -84,7 +84,7 @@ async def recorded_store(tmp_path):
                 headers = {"X-Rollout-Id": name, "X-Rollout-Group": f"g-{name}"}
                 body = {"messages": [{"role": "user", "content": "hi"}]}
                 async with http.post(served.url + "/v1/chat/completions", json=body, headers=headers) as response:
-                    assert 200 == response.status
+                    assert response.status == 200
             yield settings, served.url
 
 
@@ -103,10 +103,10 @@ async def test_an_export_is_of_the_named_rollouts_a_group_or_everything(recorded
     _, url = recorded_store
     out = tmp_path / "rows"
 
-    assert ["a/b", "c"] == await rows(out, url)
-    assert ["a/b"] == await rows(out, url, rollouts=("a/b",))
-    assert ["a/b", "c"] == await rows(out, url, rollouts=("c", "a/b"))
-    assert ["c"] == await rows(out, url, group="g-c")
+    assert await rows(out, url) == ["a/b", "c"]
+    assert await rows(out, url, rollouts=("a/b",)) == ["a/b"]
+    assert await rows(out, url, rollouts=("c", "a/b")) == ["a/b", "c"]
+    assert await rows(out, url, group="g-c") == ["c"]
 
 
 async def test_a_failed_export_raises_and_keeps_the_previous_file(recorded_store, tmp_path):
@@ -120,7 +120,7 @@ async def test_a_failed_export_raises_and_keeps_the_previous_file(recorded_store
     with pytest.raises(OSError, match="request to .* failed"):
         await rows(out, "http://127.0.0.1:9")
 
-    assert "before" == out.read_text()
+    assert out.read_text() == "before"
 
 
 async def test_other_options_are_sent_as_query_parameters(recorded_store, tmp_path):
@@ -129,7 +129,7 @@ async def test_other_options_are_sent_as_query_parameters(recorded_store, tmp_pa
     out = tmp_path / "rows"
     prompt_too_long = ("max_len", "1")
 
-    assert [] == await rows(out, url, more=(prompt_too_long, ("overlong", "drop")))
+    assert await rows(out, url, more=(prompt_too_long, ("overlong", "drop"))) == []
     with pytest.raises(OSError, match="Unknown query parameter 'branchs'; use one of .*branches"):
         await rows(out, url, more=(("branchs", "last"),))
 
@@ -140,13 +140,13 @@ async def test_rollouts_that_the_format_cannot_express_are_skipped_with_the_reas
     async with aiohttp.ClientSession(headers={"X-Api-Key": "agent", "X-Rollout-Id": "c"}) as http:
         body = {"messages": [{"role": "user", "content": "another"}]}
         async with http.post(url + "/v1/chat/completions", json=body) as response:
-            assert 200 == response.status
+            assert response.status == 200
     out = tmp_path / "rows"
     report = await download(ControlAddress(url, None, "control"), file_request(format="trl"), out)
 
-    assert (1, 1) == (report.rows, len(out.read_bytes().splitlines()))
-    assert ["Format 'trl' requires one sequence per rollout; rollout 'c' has 2 sequences"] == [
-        why.partition(".")[0] for why in report.skipped
+    assert (report.rows, len(out.read_bytes().splitlines())) == (1, 1)
+    assert [why.partition(".")[0] for why in report.skipped] == [
+        "Format 'trl' requires one sequence per rollout; rollout 'c' has 2 sequences"
     ]
 
 
@@ -157,13 +157,13 @@ async def test_policy_selects_the_steps_of_one_policy(store, http, tmp_path):
         for model in policies:
             body = {"model": model, "prompt": "once", "max_tokens": 2}
             async with http.post(f"{served.url}/rollouts/{model}/v1/completions", json=body) as response:
-                assert 200 == response.status
+                assert response.status == 200
         out = tmp_path / "rows"
-        assert ["planner"] == await rows(out, served.url)
+        assert await rows(out, served.url) == ["planner"]
         for policy in policies:
             options = ["--url", served.url, "--out", str(out), "--policy", policy]
             done = await asyncio.to_thread(CliRunner().invoke, app, ["export", *options])
-            assert (0, policy) == (done.exit_code, orjson.loads(out.read_bytes())["policy"])
+            assert (done.exit_code, orjson.loads(out.read_bytes())["policy"]) == (0, policy)
         with pytest.raises(OSError, match="Policy 'critic' not found. The policies are planner, judge, default."):
             await rows(out, served.url, more=(("policy", "critic"),))
 
@@ -173,12 +173,12 @@ async def test_rescore_adds_the_logprobs_of_the_policy_now(store, http, tmp_path
     async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
         body = {"model": "simulated", "prompt": "once", "max_tokens": 2}
         async with http.post(f"{served.url}/rollouts/r/v1/completions", json=body) as response:
-            assert 200 == response.status
+            assert response.status == 200
         out = tmp_path / "rows"
         options = ["--url", served.url, "--out", str(out), "--rescore", "policy", "--query", "rescore_top_k=1"]
         done = await asyncio.to_thread(CliRunner().invoke, app, ["export", *options])
         row = orjson.loads(out.read_bytes())
 
-    assert (0, "simulated") == (done.exit_code, row["rescored"]["model"])
+    assert (done.exit_code, row["rescored"]["model"]) == (0, "simulated")
     assert row["logprobs"] == pytest.approx(row["rescored_logprobs"], abs=1e-6)
-    assert 1 == len(row["rescored_top_ids"][-1])
+    assert len(row["rescored_top_ids"][-1]) == 1

@@ -31,17 +31,17 @@ def test_serve_with_the_simulator_records_exports_and_stops_cleanly(tmp_path):
             f"{url}/rollouts/r1/v1/chat/completions", orjson.dumps(body), {"Content-Type": "application/json"}
         )
         with urlopen(call) as response:
-            assert 200 == response.status
-        assert 0 == run("export", "--url", url, "--out", str(rows)).returncode
+            assert response.status == 200
+        assert run("export", "--url", url, "--out", str(rows)).returncode == 0
         refused = run("serve", "--listen", "127.0.0.1:0", "--store", store)
         process.send_signal(signal.SIGTERM)
-        assert 0 == process.wait(50)
+        assert process.wait(50) == 0
 
     by_url = rows.read_bytes()
     by_store = run("export", "--store", store)
-    assert "r1" == orjson.loads(by_url)["rollout_id"]
+    assert orjson.loads(by_url)["rollout_id"] == "r1"
     assert by_url.decode() == by_store.stdout
-    assert 1 == refused.returncode
+    assert refused.returncode == 1
     assert "tokentape:" in refused.stderr
 
 
@@ -97,7 +97,7 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path):
         with pytest.raises((OSError, HTTPException)):
             call.result()
 
-    assert -signal.SIGTERM == code
+    assert code == -signal.SIGTERM
 
 
 def test_simulate_serves_vllms_protocol():
@@ -107,10 +107,10 @@ def test_simulate_serves_vllms_protocol():
             listed = orjson.loads(response.read())
         checked = run("check", "--engine", url, "--store", "redis://127.0.0.1:9")
 
-    assert "simulated" == listed["data"][0]["id"]
+    assert listed["data"][0]["id"] == "simulated"
     assert "returns token IDs and logprobs" in checked.stdout
     assert "FAIL store" in checked.stdout
-    assert 3 == checked.returncode
+    assert checked.returncode == 3
 
 
 def test_simulate_renders_a_template_from_a_file(tmp_path):
@@ -124,9 +124,9 @@ def test_simulate_renders_a_template_from_a_file(tmp_path):
         sampled = chat["choices"][0]["token_ids"]
         texts = [post(f"{url}/detokenize", {"tokens": [token]})["prompt"] for token in sampled]
 
-    assert {"prompt": "<u>hi<e><a>"} == prompt
-    assert "<e>" == texts[-1]
-    assert {1} == {len(text) for text in texts[:-1]}
+    assert prompt == {"prompt": "<u>hi<e><a>"}
+    assert texts[-1] == "<e>"
+    assert {len(text) for text in texts[:-1]} == {1}
 
 
 def post(url, body):
@@ -142,7 +142,7 @@ def test_simulate_serves_sglangs_protocol():
     ):
         model_info = orjson.loads(response.read())
 
-    assert "default" == model_info["weight_version"]
+    assert model_info["weight_version"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(monkeypa
 def test_a_failed_export_leaves_no_file(tmp_path):
     done = run("export", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "rows"))
 
-    assert 1 == done.returncode
+    assert done.returncode == 1
     assert not (tmp_path / "rows").exists()
 
 
@@ -182,7 +182,7 @@ def test_the_server_imports_neither_torch_nor_transformers_nor_pyarrow():
     program = f"import sys, proxy.server.listener, proxy.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert "[]" == done.stdout.strip()
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ except SystemExit as ended:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert "True []" == done.stdout.strip(), done.stderr
+    assert done.stdout.strip() == "True []", done.stderr
     assert "Is it running?" in done.stderr
     assert "--url or TOKENTAPE_URL" in done.stderr
 
@@ -239,12 +239,12 @@ def test_commands_find_the_proxy_that_runs_at_another_address(tmp_path, monkeypa
         again = run("serve", "--listen", url.removeprefix("http://"), "--store", f"embedded:{tmp_path / 'other'}")
         same = run("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}")
 
-    assert (0, 0) == (listed.returncode, exported.returncode)
+    assert (listed.returncode, exported.returncode) == (0, 0)
     assert "no rollouts" in listed.stderr
-    assert 1 == again.returncode
+    assert again.returncode == 1
     assert "A TokenTape proxy runs there" in again.stderr
     assert "--listen" in again.stderr
-    assert (1, True) == (same.returncode, f"A TokenTape proxy runs at {url}\n" in same.stderr)
+    assert (same.returncode, f"A TokenTape proxy runs at {url}\n" in same.stderr) == (1, True)
 
 
 def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
@@ -263,11 +263,11 @@ def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
             status = tail.wait(50)
 
     assert "\x1b" not in listed.stdout
-    assert ["r1", "open", "1", "1"] == listed.stdout.splitlines()[1].split()[:4]
-    assert "r1" == orjson.loads(shown.stdout)["rollout"]["rollout_id"]
-    assert (Exit.FAILED, "") == (missing.exit_code, missing.stdout)
+    assert listed.stdout.splitlines()[1].split()[:4] == ["r1", "open", "1", "1"]
+    assert orjson.loads(shown.stdout)["rollout"]["rollout_id"] == "r1"
+    assert (missing.exit_code, missing.stdout) == (Exit.FAILED, "")
     assert "Rollout 'r2' not found." in missing.stderr
-    assert (0, True, Exit.DONE) == (step["index"], step["exact"], status)
+    assert (step["index"], step["exact"], status) == (0, True, Exit.DONE)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
 def test_a_wrong_command_line_has_exit_status_2(words, message):
     done = CliRunner().invoke(app, words.split())
 
-    assert Exit.MISUSED == done.exit_code
+    assert done.exit_code == Exit.MISUSED
     assert message in done.output
 
 
@@ -312,7 +312,7 @@ def test_a_wrong_command_line_has_exit_status_2(words, message):
 def test_a_failed_command_has_exit_status_1_and_a_message_on_standard_error(words):
     done = CliRunner().invoke(app, words.split())
 
-    assert (Exit.FAILED, "") == (done.exit_code, done.stdout)
+    assert (done.exit_code, done.stdout) == (Exit.FAILED, "")
     assert done.stderr.startswith("tokentape: ")
     assert "127.0.0.1:9: Connection refused" in done.stderr
     assert not re.search(r"Errno|ssl:", done.stderr)
@@ -333,7 +333,7 @@ def test_a_refused_configuration_has_exit_status_78(words, message):
     environment = {"TOKENTAPE_NO_SUCH": "1", "TOKENTAPE_STORE__NO_SUCH": "1"} if "--store embedded" in words else {}
     done = run(*words.split(), **environment)
 
-    assert (78, "") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (78, "")
     assert message in done.stderr
 
 
@@ -343,7 +343,7 @@ def test_a_port_in_use_is_a_sentence_and_exit_status_1(tmp_path, engine, command
     address = engine.url.removeprefix("http://")
     done = run(*command.format(tmp_path).split(), "--listen", address)
 
-    assert 1 == done.returncode
+    assert done.returncode == 1
     assert done.stderr.startswith(f"tokentape: Cannot listen on {address}: Address already in use")
     assert (command != "simulate") == ("Another program uses it" in done.stderr)
 
@@ -354,11 +354,11 @@ def test_invalid_settings_are_findings_of_check_by_the_names_of_settings():
     report = orjson.loads(done.stdout)
 
     assert Exit.FOUND == done.exit_code == report["exit_code"]
-    assert ["agents.api_keys"] == [finding["subject"] for finding in report["findings"]]
+    assert [finding["subject"] for finding in report["findings"]] == ["agents.api_keys"]
     assert "agents.api_keys is empty" in report["findings"][0]["seen"]
 
     report = orjson.loads(CliRunner().invoke(app, ["check", "--listen", "1", "--engine", "x", "--json"]).stdout)
-    assert ["listen", "engines.endpoints.0.url"] == [finding["subject"] for finding in report["findings"]]
+    assert [finding["subject"] for finding in report["findings"]] == ["listen", "engines.endpoints.0.url"]
 
 
 async def test_check_has_exit_statuses_for_a_port_in_use_and_for_an_engine_without_token_ids(tmp_path, engine):
@@ -386,8 +386,8 @@ async def test_check_has_exit_statuses_for_a_port_in_use_and_for_an_engine_witho
         )
     ]
 
-    assert [Exit.DONE, Exit.ADDRESS_IN_USE, Exit.UNTRAINABLE, Exit.FOUND, Exit.FOUND] == codes
-    assert [] == list(tmp_path.iterdir())
+    assert codes == [Exit.DONE, Exit.ADDRESS_IN_USE, Exit.UNTRAINABLE, Exit.FOUND, Exit.FOUND]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_imports_neither_the_server_nor_the_settings():
@@ -395,4 +395,4 @@ def test_help_imports_neither_the_server_nor_the_settings():
     program = f"import sys, proxy.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert "[]" == done.stdout.strip()
+    assert done.stdout.strip() == "[]"

@@ -44,11 +44,11 @@ async def running_service():
 async def service(http, running_service):
     """Atropos' service with a trainer and an environment of groups of four: its URL and the environment's ID."""
     async with http.get(running_service + "/reset_data") as reset:
-        assert 200 == reset.status
+        assert reset.status == 200
     await call_proxy(http, "POST", running_service + "/register", TRAINER)
     await call_proxy(http, "GET", running_service + "/batch")
     env = await call_proxy(http, "POST", running_service + "/register-env", ENVIRONMENT)
-    assert "success" == env["status"]
+    assert env["status"] == "success"
     return running_service, env["env_id"]
 
 
@@ -68,7 +68,7 @@ async def record_group(http, proxy, rewards, *, group="g", max_tokens=16, models
         for model in models:
             body = {"model": model, "messages": messages, "max_tokens": max_tokens}
             async with http.post(proxy + "/v1/chat/completions", json=body, headers=headers) as response:
-                assert 200 == response.status
+                assert response.status == 200
         end = {"status": "completed", "reward": reward, **finish}
         await call_proxy(http, "POST", f"{proxy}/rollouts/{name}/finish", end)
 
@@ -101,10 +101,10 @@ async def test_ab_1_a_pushed_group_is_one_object_of_the_batch_with_the_exported_
     assert received, output
     assert "group 'g': received" in output
     batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
-    assert 1 == len(batch)
+    assert len(batch) == 1
     ours = await exported(http, proxy, "g", 4)
     assert ours == {name: batch[0][name] for name in ours}
-    assert [0.0, 1.0, 0.5, 0.25] == batch[0]["scores"]
+    assert batch[0]["scores"] == [0.0, 1.0, 0.5, 0.25]
 
 
 async def test_an_opened_group_needs_no_group_size(http, proxy, service):
@@ -122,8 +122,8 @@ async def test_an_opened_group_needs_no_group_size(http, proxy, service):
     await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25], group="made")
     created_by_calls = await push_to(proxy, service, group_size=None)
 
-    assert (True, "group 'opened': received\ngroups: 1 received\n") == complete
-    assert (False, True) == (partial[0], "it has 3 sequences to post; a complete group has 4" in partial[1])
+    assert complete == (True, "group 'opened': received\ngroups: 1 received\n")
+    assert (partial[0], "it has 3 sequences to post; a complete group has 4" in partial[1]) == (False, True)
     assert "group 'made': its size is unknown because calls created it" in created_by_calls[1]
 
 
@@ -137,7 +137,7 @@ async def test_only_the_sequences_of_the_named_policy_are_posted(http, store, se
     batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
 
     assert received, output
-    assert 1 == len(batch)
+    assert len(batch) == 1
     assert ours == {name: batch[0][name] for name in ours}
 
 
@@ -164,7 +164,7 @@ async def test_ab_3_a_partial_group_is_posted_only_with_force_partial(http, prox
     assert not received
     assert "it has 3 sequences to post; a complete group has 4" in output
     assert "group 'g': not posted" in output
-    assert 0 == (await call_proxy(http, "GET", service[0] + "/status"))["queue_size"]
+    assert (await call_proxy(http, "GET", service[0] + "/status"))["queue_size"] == 0
 
     received, output = await push_to(proxy, service, force_partial=True)
     assert not received
@@ -188,7 +188,7 @@ async def test_ab_4_groups_that_the_service_would_drop_are_reported_and_not_post
     assert "group 'empty': rollout 'void' is empty" in output
     assert "group 'good': received" in output
     batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
-    assert [[0.0, 1.0, 0.5, 0.25]] == [group["scores"] for group in batch]
+    assert [group["scores"] for group in batch] == [[0.0, 1.0, 0.5, 0.25]]
 
 
 def member(name, length, score, *, status="completed") -> Member:
@@ -203,7 +203,7 @@ def test_ab_4_a_group_with_a_rollout_at_the_length_limit_is_not_posted():
     body, reasons = prepare(2, members, PushOptions(""), 8)
 
     assert body is None
-    assert "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8" == reasons[0]
+    assert reasons[0] == "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8"
     assert prepare(2, members, PushOptions(""), -1)[0] is not None
 
 
@@ -211,14 +211,14 @@ def test_a_group_with_an_open_rollout_is_not_posted():
     body, reasons = prepare(2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")], PushOptions(""), -1)
 
     assert body is None
-    assert "rollout 'b' has status open; finish it first" == reasons[0]
+    assert reasons[0] == "rollout 'b' has status open; finish it first"
 
 
 def test_a_group_has_an_env_id_only_if_one_is_configured():
     """Without one the service accepts any group size."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
-    assert 3 == prepare(None, members, PushOptions("", 2, env_id=3), -1)[0]["env_id"]
+    assert prepare(None, members, PushOptions("", 2, env_id=3), -1)[0]["env_id"] == 3
     assert "env_id" not in prepare(None, members, PushOptions("", 2), -1)[0]
 
 
@@ -250,7 +250,7 @@ async def test_a_rejected_group_does_not_prevent_others(http, proxy, service, mo
     async with listening(respond) as address:
         first, second = await push_to(proxy, (address, 0)), await push_to(proxy, (address, 0), max_len=3)
 
-    assert (False, False) == (first[0], second[0])
+    assert (first[0], second[0]) == (False, False)
     assert "group 'b': posted, but it is unknown whether it was received" in first[1]
     assert "group 'a': not received: " in first[1]
     assert "returned 500" in first[1]
@@ -281,7 +281,7 @@ def test_a_group_with_a_sequence_without_trained_tokens_is_not_posted():
     body, reasons = prepare(2, [untrained, member("b", 3, 1.0)], PushOptions(""), -1)
 
     assert body is None
-    assert "rollout 'a' has a sequence without trained tokens" == reasons[0]
+    assert reasons[0] == "rollout 'a' has a sequence without trained tokens"
 
 
 async def test_an_unreachable_service_is_an_error(proxy):

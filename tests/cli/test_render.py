@@ -51,7 +51,7 @@ def texts(lines) -> list[str]:
 def test_a_summary_has_the_values_of_a_line():
     summary = show.summary(step())
 
-    assert (10.5, "r1", 4, "m", 3, 2, ["stop"], 0.25) == tuple(
+    assert tuple(
         summary[name]
         for name in (
             "time",
@@ -63,7 +63,7 @@ def test_a_summary_has_the_values_of_a_line():
             "finish_reasons",
             "latency_s",
         )
-    )
+    ) == (10.5, "r1", 4, "m", 3, 2, ["stop"], 0.25)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_prompt_tokens_are_counted_by_ids_or_taken_from_usage(fields, count):
 
 def test_a_headline_has_policy_version_reward_and_delivery_if_present():
     assert (
-        "step 4  S1  chat  m  3 prompt tokens, 2 completion tokens  stop  250 ms  exact" == show.headline(step()).plain
+        show.headline(step()).plain == "step 4  S1  chat  m  3 prompt tokens, 2 completion tokens  stop  250 ms  exact"
     )
     line = show.headline(step(policy_version="v\x1b", reward=0.5, delivered=False)).plain
     assert "policy v\\x1b  reward 0.5  not delivered" in line
@@ -104,11 +104,11 @@ def test_problems_are_shown_with_their_code_and_explanation():
     flagged = step(fidelity={"exact": False, "problems": ["echo"], "why": ["The call requested echo."]})
     response = {"status": 400, "body": '{"error": {"message": "no \\u001b[2J way"}}'}
 
-    assert ["! echo: The call requested echo."] == texts(show.problems(flagged))
+    assert texts(show.problems(flagged)) == ["! echo: The call requested echo."]
     assert "flagged" in show.headline(flagged).plain
-    assert ["! error: 400: no \\x1b[2J way"] == texts(show.problems(step(status="error", response=response)))
-    assert ["! partial: the client left"] == texts(show.problems(step(status="partial", reason="the client left")))
-    assert ["! error: None"] == texts(show.problems(step(status="error", response={"body": None})))
+    assert texts(show.problems(step(status="error", response=response))) == ["! error: 400: no \\x1b[2J way"]
+    assert texts(show.problems(step(status="partial", reason="the client left"))) == ["! partial: the client left"]
+    assert texts(show.problems(step(status="error", response={"body": None}))) == ["! error: None"]
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_only_new_messages_of_a_conversation_are_shown():
     continued = step(request={"messages": [*first, response, tool]})
     rewritten = step(request={"messages": [{"role": "user", "content": "other"}, response]})
 
-    assert ["tool        t"] == texts(show.prompt_lines(continued, parent, whole=False))
-    assert 4 == len(texts(show.prompt_lines(continued, None, whole=False)))
-    assert ["user        other", "assistant   a"] == texts(show.prompt_lines(rewritten, parent, whole=False))
+    assert texts(show.prompt_lines(continued, parent, whole=False)) == ["tool        t"]
+    assert len(texts(show.prompt_lines(continued, None, whole=False))) == 4
+    assert texts(show.prompt_lines(rewritten, parent, whole=False)) == ["user        other", "assistant   a"]
 
 
 def test_the_shown_messages_are_those_sent_to_the_engine():
@@ -154,21 +154,21 @@ def test_the_shown_messages_are_those_sent_to_the_engine():
         request={**own, "messages": [7]}, sent={"set": {"messages": [*chat, response, *chat[1:]]}, "unset": [*own]}
     )
 
-    assert ["system      s", "user        u"] == texts(show.prompt_lines(parent, None, whole=False))
-    assert ["user        u"] == texts(show.prompt_lines(continued, parent, whole=False))
-    assert [] == texts(show.prompt_lines(step(sent={"set": {}, "unset": ["messages"]}), None, whole=False))
+    assert texts(show.prompt_lines(parent, None, whole=False)) == ["system      s", "user        u"]
+    assert texts(show.prompt_lines(continued, parent, whole=False)) == ["user        u"]
+    assert texts(show.prompt_lines(step(sent={"set": {}, "unset": ["messages"]}), None, whole=False)) == []
 
 
 def test_only_the_new_part_of_a_continued_prompt_is_shown():
     """A prompt of ids is shown as sent."""
     parent = step(request={"prompt": "one "}, response={"choices": [{"index": 0, "text": "two "}]})
 
-    assert ["prompt      three"] == texts(
-        show.prompt_lines(step(request={"prompt": "one two three"}), parent, whole=False)
-    )
-    assert ["prompt      four"] == texts(show.prompt_lines(step(request={"prompt": "four"}), parent, whole=False))
-    assert ["prompt      [1,2]"] == texts(show.prompt_lines(step(request={"prompt": [1, 2]}), None, whole=False))
-    assert [] == texts(show.prompt_lines(step(request=None), None, whole=False))
+    assert texts(show.prompt_lines(step(request={"prompt": "one two three"}), parent, whole=False)) == [
+        "prompt      three"
+    ]
+    assert texts(show.prompt_lines(step(request={"prompt": "four"}), parent, whole=False)) == ["prompt      four"]
+    assert texts(show.prompt_lines(step(request={"prompt": [1, 2]}), None, whole=False)) == ["prompt      [1,2]"]
+    assert texts(show.prompt_lines(step(request=None), None, whole=False)) == []
 
 
 def test_messages_are_dim_and_trained_samples_bold():
@@ -176,7 +176,7 @@ def test_messages_are_dim_and_trained_samples_bold():
     (trained,) = show.completion_lines(step(), 0, is_trained=True)
     (untrained,) = show.completion_lines(step(), 0, is_trained=False)
 
-    assert ["dim", "bold", "dim"] == [str(line.spans[-1].style) for line in (prompt, trained, untrained)]
+    assert [str(line.spans[-1].style) for line in (prompt, trained, untrained)] == ["dim", "bold", "dim"]
 
 
 def test_reasoning_content_parts_and_tool_calls_are_shown():
@@ -188,19 +188,19 @@ def test_reasoning_content_parts_and_tool_calls_are_shown():
     }
     response = {"choices": [{"index": 0, "message": {**message, "tool_calls": [call, "odd"]}}]}
 
-    assert [
+    assert texts(show.completion_lines(step(response=response), 0, is_trained=True)) == [
         "assistant   [reasoning] hm",
         "            x",
         "            [image_url]",
         '            [calls add] {"a": 1}',
-    ] == texts(show.completion_lines(step(response=response), 0, is_trained=True))
+    ]
 
 
 @pytest.mark.parametrize(
     "response", [None, "cut off", {"choices": None}, {"choices": ["odd"]}, {"choices": [{"index": 3}]}]
 )
 def test_an_invalid_response_has_no_lines(response):
-    assert [] == texts(show.completion_lines(step(response=response), 0, is_trained=True))
+    assert texts(show.completion_lines(step(response=response), 0, is_trained=True)) == []
 
 
 def test_a_long_message_is_truncated_with_a_note():
@@ -213,7 +213,7 @@ def test_a_long_message_is_truncated_with_a_note():
         assert "--whole" not in str(texts(show.prompt_lines(long, None, whole=True)))
     response = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "line\n" * 500}}]}
 
-    assert 501 == len(texts(show.completion_lines(step(response=response), 0, is_trained=True)))
+    assert len(texts(show.completion_lines(step(response=response), 0, is_trained=True))) == 501
 
 
 def test_text_is_escaped_in_every_line_of_a_step():
@@ -254,7 +254,7 @@ COMPLETION = {"tokens": ["a", "b"]}
 def test_token_texts_come_from_the_same_choice_in_the_response(logprobs):
     response = {"choices": [{"index": 0, "logprobs": None}, {"index": 1, "logprobs": logprobs}]}
 
-    assert ["a", "b"] == recorded_texts(step_of(response), 0)
+    assert recorded_texts(step_of(response), 0) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_each_range_of_logprobs_has_a_colour():
     line = colored(None, [1, 2, 3, 4, 5, 6, 7], [-0.01, -0.5, -2.0, -4.0, -9.0, None], with_values=False)
     styles = [str(span.style) for span in line.spans]
 
-    assert "1 2 3 4 5 6 7 " == line.plain
-    assert [
+    assert line.plain == "1 2 3 4 5 6 7 "
+    assert styles == [
         "blue",
         "cyan",
         "default",
@@ -288,7 +288,7 @@ def test_each_range_of_logprobs_has_a_colour():
         "bold underline dark_orange",
         "dim italic",
         "dim italic",
-    ] == styles
+    ]
     assert all(style in {str(span.style) for span in legend().spans} for style in styles)
 
 
@@ -296,7 +296,7 @@ def test_with_values_each_token_is_followed_by_its_logprob():
     """Texts are escaped; a token without a text is shown by its id."""
     line = colored(["a\x1b", None], [7, 8], [-0.125, None], with_values=True)
 
-    assert "a\\x1b(-0.125) 8(none) " == line.plain
+    assert line.plain == "a\\x1b(-0.125) 8(none) "
 
 
 @pytest.fixture
@@ -323,10 +323,12 @@ async def test_each_branch_shows_its_new_steps_and_where_it_begins(read):
     """Each step is shown once; drift is shown at its step."""
     shown = plain(lines(await read("demo")))
 
-    assert ["step 0", "step 1", "step 2"] == [
-        words for words in ("step 0", "step 1", "step 2") if f"\n{words}  " in shown
+    assert [words for words in ("step 0", "step 1", "step 2") if f"\n{words}  " in shown] == [
+        "step 0",
+        "step 1",
+        "step 2",
     ]
-    assert 1 == shown.count("system      Be terse.")
+    assert shown.count("system      Be terse.") == 1
     assert "── branch 0  2 steps\n" in shown
     assert "── branch 1  2 steps, continues from step 0\n" in shown
     assert "~ drift (edited) from step 1, at token " in shown
@@ -373,7 +375,7 @@ def test_drift_shows_the_texts_or_if_they_are_equal_the_ids(boundary, shown):
 def test_unexplained_drift_shows_why_texts_are_not_available():
     head, *_ = drift_lines(drift("unexplained", expected_text=None, found_text=None, texts="timeout"), None)
 
-    assert "~ drift (unexplained) from an earlier step, at token 12; texts not available (timeout)" == head.plain
+    assert head.plain == "~ drift (unexplained) from an earlier step, at token 12; texts not available (timeout)"
 
 
 async def test_messages_are_escaped(read):
@@ -395,8 +397,8 @@ async def test_a_failed_step_is_shown_at_the_end_with_its_error(read):
 async def test_choices_of_a_step_are_branches_and_its_prompt_is_shown_once(read):
     shown = plain(lines(await read("choices")))
 
-    assert ("group g", 1) == ("group g" if "group g" in shown else "", shown.count("prompt      once"))
-    assert ["choice 0", "choice 1"] == [words for words in ("choice 0", "choice 1") if shown.count(words) == 1]
+    assert ("group g" if "group g" in shown else "", shown.count("prompt      once")) == ("group g", 1)
+    assert [words for words in ("choice 0", "choice 1") if shown.count(words) == 1] == ["choice 0", "choice 1"]
 
 
 async def test_ids_of_a_branch_are_new_prompt_ids_and_sampled_ids(read):
@@ -411,7 +413,7 @@ async def test_ids_of_a_branch_are_new_prompt_ids_and_sampled_ids(read):
 
     assert steps[0]["prompt_ids"] + steps[0]["choices"][0]["ids"] + prompt == steps[1]["prompt_ids"]
     assert steps[1]["choices"][0]["ids"] == sampled
-    assert ["dim", "bold"] == [str(shown[rows[1] + below].spans[-1].style) for below in (0, 1)]
+    assert [str(shown[rows[1] + below].spans[-1].style) for below in (0, 1)] == ["dim", "bold"]
 
 
 async def test_logprobs_colour_recorded_texts_or_ids(read):
@@ -435,7 +437,7 @@ async def test_untrained_tokens_are_dim(read):
     shown = lines((rollout, tree, steps))
     first, second, *_ = (line for line in shown if line.plain.startswith("assistant"))
 
-    assert ["dim", "bold"] == [str(line.spans[-1].style) for line in (first, second)]
+    assert [str(line.spans[-1].style) for line in (first, second)] == ["dim", "bold"]
 
 
 async def test_a_single_step_is_shown_with_its_complete_prompt_and_all_choices(read):
@@ -444,7 +446,7 @@ async def test_a_single_step_is_shown_with_its_complete_prompt_and_all_choices(r
     shown = plain(step_lines({**steps[0], "request": {"prompt": long}}, StepView()))
 
     assert long in shown
-    assert ["choice 0", "choice 1"] == [line for line in shown.splitlines() if line.startswith("choice")]
+    assert [line for line in shown.splitlines() if line.startswith("choice")] == ["choice 0", "choice 1"]
 
 
 async def test_each_step_shows_its_continuation(read):
@@ -457,7 +459,7 @@ async def test_each_step_shows_its_continuation(read):
 
     assert shown.index("step 1  ") < shown.index("continued: 7 ids kept, 2 ids rendered\n") < shown.index("step 2  ")
     assert shown.index("step 2  ") < shown.index("not continued: The messages continue no earlier step")
-    assert 2 == shown.count("continued: ")
+    assert shown.count("continued: ") == 2
     assert "continued: 7 ids kept, 2 ids rendered\n" in alone
 
 

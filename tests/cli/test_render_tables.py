@@ -29,9 +29,9 @@ def test_a_wide_table_has_all_columns_of_a_rollout(make_console):
     made, hidden = table("rollouts", [rollout("demo")], 4096)
     head, line = lines(made, make_console())
 
-    assert [] == hidden
-    assert ["demo", "g1", "completed", "0.25", "3", "2", "1", "0", "12345", "1", "edited", "2", "h"] == line.split()
-    assert [
+    assert hidden == []
+    assert line.split() == ["demo", "g1", "completed", "0.25", "3", "2", "1", "0", "12345", "1", "edited", "2", "h"]
+    assert head.split() == [
         "rollout",
         "group",
         "status",
@@ -43,7 +43,7 @@ def test_a_wide_table_has_all_columns_of_a_rollout(make_console):
         "tokens",
         "drift",
         "age",
-    ] == head.split()
+    ]
 
 
 @pytest.mark.parametrize("noun", ["rollouts", "members"])
@@ -84,16 +84,16 @@ def test_the_table_of_groups_has_the_consumer_or_the_reason_of_dropping(make_con
     made, _ = table("groups", [group("g1", consumer="t1", status="claimed"), group("g2", why="stale")], 4096)
     _, first, second = lines(made, make_console())
 
-    assert ["g1", "claimed", "1/4", "4", "7", "t1", "2", "h"] == first.split()
+    assert first.split() == ["g1", "claimed", "1/4", "4", "7", "t1", "2", "h"]
     assert "stale" in second
 
 
 def test_numbers_ages_and_drift_are_abbreviated():
-    assert ["", "1", "0.333333"] == [number(None), number(1.0), number(1 / 3)]
+    assert [number(None), number(1.0), number(1 / 3)] == ["", "1", "0.333333"]
     now_ms = SystemClock().now_ms()
-    assert ["now", "2 min", "3 h", "2 d"] == [age(now_ms - s * 1000) for s in (-1, 150, 10_900, 172_900)]
+    assert [age(now_ms - s * 1000) for s in (-1, 150, 10_900, 172_900)] == ["now", "2 min", "3 h", "2 d"]
     assert age(now_ms - 30_000) in {"30 s", "31 s"}
-    assert ["", "2 edited, 1 template"] == [drift(None), drift({"template": 1, "edited": 2})]
+    assert [drift(None), drift({"template": 1, "edited": 2})] == ["", "2 edited, 1 template"]
 
 
 def plain(line: str) -> str:
@@ -107,7 +107,7 @@ def test_a_table_in_a_file_has_all_columns(tmp_path):
     with (tmp_path / "out").open("w") as file:
         _, hidden = table("rollouts", [rollout("x" * 256)], output(file).width)
 
-    assert [] == hidden
+    assert hidden == []
 
 
 def engine(**fields) -> dict:
@@ -120,9 +120,9 @@ def test_an_engine_is_healthy_ejected_or_unreachable(make_console):
     made, hidden = table("engines", engines, 4096)
     _, *rows = lines(made, make_console())
 
-    assert [] == hidden
-    assert ["e", "healthy", "vllm", "0.32", "3", "0", "1", "m", "http://e"] == rows[0].split()
-    assert ["ejected", "UNREACHABLE"] == [row.split()[1] for row in rows[1:]]
+    assert hidden == []
+    assert rows[0].split() == ["e", "healthy", "vllm", "0.32", "3", "0", "1", "m", "http://e"]
+    assert [row.split()[1] for row in rows[1:]] == ["ejected", "UNREACHABLE"]
     assert rows[2].rstrip().endswith("no\\x1b")
 
 
@@ -139,8 +139,8 @@ def test_a_member_of_a_group_shows_why_it_ended_and_what_replaces_it(make_consol
     made, _ = table("members", [member, {**member, "reason": "deadline", "replaced_by": "r~1"}], 4096)
     _, *rows = lines(made, make_console())
 
-    assert ["r", "failed", "0.5", "2", "1"] == rows[0].split()
-    assert ["deadline", "r~1"] == rows[1].split()[-2:]
+    assert rows[0].split() == ["r", "failed", "0.5", "2", "1"]
+    assert rows[1].split()[-2:] == ["deadline", "r~1"]
 
 
 @pytest.mark.parametrize("width", [30, 60, 120])

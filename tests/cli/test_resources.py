@@ -16,21 +16,21 @@ POLICIES = {"student": {"models": ["simulated"]}, "judge": {"models": ["j-*"], "
 async def test_rollouts_are_rewarded_finished_and_deleted(invoke, recorded, call_proxy):
     """A negative reward is a number and not an option. Each can be repeated; other values are an error."""
     step = (await call_proxy("GET", "/rollouts/choices/steps"))["steps"][0]["step_id"]
-    assert (0, "", "rollout 'choices': open, reward -1.5\n") == await invoke("rollout", "reward", "choices", "-1.5")
+    assert await invoke("rollout", "reward", "choices", "-1.5") == (0, "", "rollout 'choices': open, reward -1.5\n")
     code, out, _ = await invoke("rollout", "reward", "choices", "--step", f"{step}=2e-1", "--json")
-    assert (0, {step: 0.2}, -1.5) == (code, *map(orjson.loads(out).get, ("step_rewards", "reward")))
+    assert (code, *map(orjson.loads(out).get, ("step_rewards", "reward"))) == (0, {step: 0.2}, -1.5)
     for _ in range(2):
         code, out, _ = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}', "--json")
-        assert (0, "completed", {"task": 1}) == (code, *map(orjson.loads(out).get, ("status", "metadata")))
+        assert (code, *map(orjson.loads(out).get, ("status", "metadata"))) == (0, "completed", {"task": 1})
     finished = await invoke("rollout", "finish", "choices", "--metadata", '{"task": 1}')
-    assert (0, "", "rollout 'choices': completed, reward -1.5, 1 step with a reward\n") == finished
+    assert finished == (0, "", "rollout 'choices': completed, reward -1.5, 1 step with a reward\n")
     rewarded = await invoke("rollout", "reward", "choices", "-1.5")
-    assert (0, "", "rollout 'choices': completed, reward -1.5, 1 step with a reward\n") == rewarded
+    assert rewarded == (0, "", "rollout 'choices': completed, reward -1.5, 1 step with a reward\n")
     code, _, errors = await invoke("rollout", "finish", "choices", "--status", "failed")
-    assert (Exit.FAILED, True) == (code, "409" in errors)
-    assert (0, "", "rollout 'choices': deleted\n") == await invoke("rollout", "delete", "choices")
+    assert (code, "409" in errors) == (Exit.FAILED, True)
+    assert await invoke("rollout", "delete", "choices") == (0, "", "rollout 'choices': deleted\n")
     missing = "rollout 'choices': does not exist; nothing was deleted\n"
-    assert (0, "", missing) == await invoke("rollout", "delete", "choices")
+    assert await invoke("rollout", "delete", "choices") == (0, "", missing)
 
 
 async def test_ids_of_any_kind_are_encoded(invoke, call_proxy):
@@ -38,10 +38,10 @@ async def test_ids_of_any_kind_are_encoded(invoke, call_proxy):
     name = "a/b c#?\u00e4"
     await call_proxy("POST", "/rollouts", {"rollout_id": name})
     _, out, _ = await invoke("rollout", "finish", name, "--json")
-    assert ("completed", name) == tuple(map(orjson.loads(out).get, ("status", "rollout_id")))
+    assert tuple(map(orjson.loads(out).get, ("status", "rollout_id"))) == ("completed", name)
     for exists in (True, False):
         _, out, _ = await invoke("rollout", "delete", name, "--json")
-        assert {"rollout_id": name, "deleted": exists} == orjson.loads(out)
+        assert orjson.loads(out) == {"rollout_id": name, "deleted": exists}
 
 
 async def test_branches_of_a_rollout_are_opened(invoke, recorded, call_proxy):
@@ -55,17 +55,17 @@ async def test_branches_of_a_rollout_are_opened(invoke, recorded, call_proxy):
     _, shown, _ = await invoke("rollout", "branch", "choices", "--preset", "codex", "--json")
     refused, _, reason = await invoke("rollout", "branch", "choices", "--before", "gone")
 
-    assert (0, "") == (code, out), errors
+    assert (code, out) == (0, ""), errors
     assert f"group 'tries': {', '.join(map(repr, members))}\n" == errors
     assert [(name, step) for name in sorted(members)] == sorted((it["rollout_id"], it["before"]) for it in branches)
-    assert 1 == orjson.loads(shown)["size"]
-    assert (Exit.FAILED, True) == (refused, "'gone' of rollout 'choices' not found" in reason)
+    assert orjson.loads(shown)["size"] == 1
+    assert (refused, "'gone' of rollout 'choices' not found" in reason) == (Exit.FAILED, True)
 
 
 async def test_a_rollout_that_cannot_be_read_is_deleted(invoke, address, store):
     await store.open("damaged", {"metadata": b"{{{"}, now_ms=1)
 
-    assert (0, "", "rollout 'damaged': deleted\n") == await invoke("rollout", "delete", "damaged")
+    assert await invoke("rollout", "delete", "damaged") == (0, "", "rollout 'damaged': deleted\n")
     assert await store.get("damaged") is None
 
 
@@ -79,47 +79,47 @@ async def test_the_replacement_of_a_failed_member_is_named(invoke, call_proxy):
 async def test_a_group_is_requeued_and_an_open_one_is_refused(invoke, call_proxy):
     opened = await call_proxy("POST", "/groups", {"group_id": "g/1", "size": 1})
     code, _, errors = await invoke("group", "requeue", "g/1")
-    assert (Exit.FAILED, True) == (code, "is open" in errors)
+    assert (code, "is open" in errors) == (Exit.FAILED, True)
     body = {"status": "completed", "reward": 1.0}
     await call_proxy("POST", f"/rollouts/{opened['rollouts'][0]['rollout_id']}/finish", body)
     batch = await call_proxy("POST", "/batches/claim", {"consumer": "c", "min_group": 2})
-    assert [("g/1", "too_few_members")] == [(group["group_id"], group["code"]) for group in batch["dropped"]]
+    assert [(group["group_id"], group["code"]) for group in batch["dropped"]] == [("g/1", "too_few_members")]
     for _ in range(2):
-        assert (0, "", "group 'g/1': complete\n") == await invoke("group", "requeue", "g/1", "--max-staleness", "3")
+        assert await invoke("group", "requeue", "g/1", "--max-staleness", "3") == (0, "", "group 'g/1': complete\n")
     _, out, _ = await invoke("group", "requeue", "g/1", "--policy", "default", "--json")
 
-    assert 1 == orjson.loads(out)["requeued"]
+    assert orjson.loads(out)["requeued"] == 1
 
 
 async def test_groups_are_listed_and_shown(invoke, recorded, call_proxy):
     await call_proxy("POST", "/groups", {"group_id": "h", "size": 2})
     code, out, _ = await invoke("group", "list")
-    assert (0, ["h", "g"]) == (code, [line.split()[0] for line in out.splitlines()[1:]])
+    assert (code, [line.split()[0] for line in out.splitlines()[1:]]) == (0, ["h", "g"])
     code, out, _ = await invoke("group", "show", "g")
-    assert (0, ["g", "choices"]) == (code, [line.split()[0] for line in out.splitlines() if line][1::2])
+    assert (code, [line.split()[0] for line in out.splitlines() if line][1::2]) == (0, ["g", "choices"])
     code, out, _ = await invoke("group", "show", "h", "--json")
-    assert (0, 2) == (code, len(orjson.loads(out)["rollouts"]))
-    assert Exit.FAILED == (await invoke("group", "show", "none"))[0]
+    assert (code, len(orjson.loads(out)["rollouts"])) == (0, 2)
+    assert (await invoke("group", "show", "none"))[0] == Exit.FAILED
 
 
 async def test_a_policy_is_announced_paused_and_resumed(address, invoke, call_proxy, http):
     """A version that is no number has a warning."""
     _, _, errors = await invoke("policy", "pause", "--mode", "reject", "--drain-s", "5")
-    assert "policy 'default': new calls are rejected, no calls in flight\n" == errors
+    assert errors == "policy 'default': new calls are rejected, no calls in flight\n"
     async with http.post(f"{address.url}/v1/completions", json={"prompt": "once"}) as refused:
-        assert 429 == refused.status
+        assert refused.status == 429
     lines = [(await invoke("policy", *words))[2] for words in (("set", "7"), ("set", "-7", "--run", "a"), ("resume",))]
     async with http.post(f"{address.url}/v1/completions", json={"prompt": "once"}) as answered:
-        assert 200 == answered.status
+        assert answered.status == 200
 
-    assert "-7" == (await call_proxy("GET", "/policies"))["policies"][0]["version"]
+    assert (await call_proxy("GET", "/policies"))["policies"][0]["version"] == "-7"
     assert [
         "policy 'default': version 7\n",
         f"{unknown_staleness('-7')}\npolicy 'default': version -7, epoch 1\n",
         "policy 'default': calls are sent\n",
     ] == lines
     code, _, errors = await invoke("policy", "set", "1", "--policy", "no/such")
-    assert (Exit.FAILED, True) == (code, "404" in errors)
+    assert (code, "404" in errors) == (Exit.FAILED, True)
 
 
 async def test_a_pause_with_a_call_in_flight_is_not_drained(address, invoke, http):
@@ -127,11 +127,13 @@ async def test_a_pause_with_a_call_in_flight_is_not_drained(address, invoke, htt
     call = asyncio.create_task(http.post(f"{address.url}/rollouts/r/v1/completions", json=slow))
     while b"tokentape_in_flight_calls 1.0" not in await (await http.get(f"{address.url}/metrics")).read():
         assert not call.done()
-    assert (0, "", "policy 'default': new calls wait, 1 calls in flight\n") == await invoke("policy", "pause")
+    assert await invoke("policy", "pause") == (0, "", "policy 'default': new calls wait, 1 calls in flight\n")
     call.cancel()
     await asyncio.wait([call])
-    assert (0, "", "policy 'default': new calls wait, no calls in flight\n") == (
-        await invoke("policy", "pause", "--drain-s", "30")
+    assert (await invoke("policy", "pause", "--drain-s", "30")) == (
+        0,
+        "",
+        "policy 'default': new calls wait, no calls in flight\n",
     )
 
 
@@ -139,19 +141,20 @@ async def test_policies_are_listed_announced_paused_and_resumed(store, address, 
     """Each by its name."""
     async with proxying(address.url, store, policies=POLICIES) as served:
         for more in (("-3",), ("5", "--run", "a"), ("-3", "--new-epoch")):
-            assert 0 == (await invoke("policy", "set", *more, "--policy", "student", url=served.url))[0]
+            assert (await invoke("policy", "set", *more, "--policy", "student", url=served.url))[0] == 0
         code, _, errors = await invoke("policy", "pause", "--policy", "judge", "--drain-s", "30", url=served.url)
-        assert (0, "policy 'judge': new calls wait, no calls in flight\n") == (code, errors)
+        assert (code, errors) == (0, "policy 'judge': new calls wait, no calls in flight\n")
         _, out, _ = await invoke("policy", "list", "--json", url=served.url)
         found = {policy["name"]: (policy["version"], policy["mode"]) for policy in orjson.loads(out)["policies"]}
         assert {"student": ("-3", None), "judge": (None, "wait")}.items() <= found.items()
         code, out, _ = await invoke("policy", "list", url=served.url)
         assert ["student", "-3", "2"] in [line.split()[:3] for line in out.splitlines()]
         assert ["judge", "wait", "no", "j-*"] in [line.split() for line in out.splitlines()]
-        assert (0, "policy 'judge': calls are sent\n") == (
-            await invoke("policy", "resume", "--policy", "judge", url=served.url)
-        )[::2]
-        assert Exit.FAILED == (await invoke("policy", "set", "1", "--policy", "none", url=served.url))[0]
+        assert (await invoke("policy", "resume", "--policy", "judge", url=served.url))[::2] == (
+            0,
+            "policy 'judge': calls are sent\n",
+        )
+        assert (await invoke("policy", "set", "1", "--policy", "none", url=served.url))[0] == Exit.FAILED
 
 
 async def test_an_endpoint_is_held_and_released_with_a_version(invoke, store, address, http):
@@ -167,13 +170,13 @@ async def test_an_endpoint_is_held_and_released_with_a_version(invoke, store, ad
         async with http.get(f"{served.url}/policies") as response:
             (policy,) = (await response.json())["policies"]
 
-    assert [
+    assert lines == [
         "policy 'default': calls are sent, main held, no calls in flight\n",
         "policy 'default': new calls wait, no calls in flight\n",
         "policy 'default': new calls wait\n",
-    ] == lines
-    assert ([], {"main": "3"}) == (policy["held"], policy["versions"])
-    assert 2 == (await invoke("policy", "pause", "--abort", "--interrupt"))[0]
+    ]
+    assert (policy["held"], policy["versions"]) == ([], {"main": "3"})
+    assert (await invoke("policy", "pause", "--abort", "--interrupt"))[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -196,10 +199,10 @@ async def test_engines_are_listed_with_their_states(invoke, store, address):
         _, as_json, _ = await invoke("engines", "--json", url=served.url)
     up, down = out.splitlines()[1:]
 
-    assert (0, ["up", "healthy"], "down") == (code, up.split()[:2], down.split()[0])
+    assert (code, up.split()[:2], down.split()[0]) == (0, ["up", "healthy"], "down")
     assert down.split()[1] in {"UNREACHABLE", "ejected"}
     assert "cannot connect to 127.0.0.1:9: Connection refused" in down
-    assert [True, False] == [engine["healthy"] for engine in orjson.loads(as_json)["engines"]]
+    assert [engine["healthy"] for engine in orjson.loads(as_json)["engines"]] == [True, False]
 
 
 async def test_a_rollout_is_opened_with_the_fields_of_its_request(invoke, call_proxy):
@@ -224,36 +227,36 @@ async def test_a_rollout_is_opened_with_the_fields_of_its_request(invoke, call_p
 
     assert (0, "rollout 'r1': open\n", (0, out, note)) == (code, note, again)
     assert named["OPENAI_BASE_URL"].endswith("/rollouts/r1/v1")
-    assert ("g", {"task": 1}, 60, "m") == (
+    assert (
         opened["group_id"], opened["metadata"], opened["idle_s"], opened["model"]
-    )  # fmt: skip
-    assert 2 == (await invoke("rollout", "open", "--set", "idle_s"))[0]
-    assert 2 == (await invoke("rollout", "open", "--metadata", "[1]"))[0]
+    ) == ("g", {"task": 1}, 60, "m")  # fmt: skip
+    assert (await invoke("rollout", "open", "--set", "idle_s"))[0] == 2
+    assert (await invoke("rollout", "open", "--metadata", "[1]"))[0] == 2
 
 
 async def test_a_group_is_opened_claimed_acknowledged_and_deleted(invoke, call_proxy):
     """A claim without a complete group names no batch."""
     code, out, note = await invoke("group", "open", "2", "--group", "g", "--set", "over_sample=0")
-    assert (0, 2, True) == (code, len(out.splitlines()), note.startswith("group 'g': "))
-    assert (0, "", "no group is complete\n") == await invoke("batch", "claim", "--consumer", "c")
+    assert (code, len(out.splitlines()), note.startswith("group 'g': ")) == (0, 2, True)
+    assert await invoke("batch", "claim", "--consumer", "c") == (0, "", "no group is complete\n")
     for member in (await call_proxy("GET", "/groups/g"))["rollouts"]:
         call = {"prompt": "once", "max_tokens": 2}
         await call_proxy("POST", f"/rollouts/{member['rollout_id']}/v1/completions", call)
-        assert 0 == (await invoke("rollout", "finish", member["rollout_id"], "--reward", "1"))[0]
+        assert (await invoke("rollout", "finish", member["rollout_id"], "--reward", "1"))[0] == 0
     code, out, note = await invoke("batch", "claim", "--consumer", "c", "--format", "trl", "--lease-s", "20")
     batch = (await call_proxy("GET", "/groups/g"))["batch_id"]
     assert (0, "g  2 rows\n", f"batch {batch!r}, for 20 s\n") == (code, out, note)
-    assert (0, "", f"batch {batch!r}: extended by 30 s\n") == await invoke("batch", "extend", batch, "--lease-s", "30")
-    assert (0, "", f"batch {batch!r}: released\n") == await invoke("batch", "release", batch)
+    assert await invoke("batch", "extend", batch, "--lease-s", "30") == (0, "", f"batch {batch!r}: extended by 30 s\n")
+    assert await invoke("batch", "release", batch) == (0, "", f"batch {batch!r}: released\n")
     _, out, _ = await invoke("batch", "claim", "--consumer", "c", "--json")
     batch = orjson.loads(out)["batch_id"]
-    assert (0, "", f"batch {batch!r}: acknowledged\n") == await invoke("batch", "ack", batch)
+    assert await invoke("batch", "ack", batch) == (0, "", f"batch {batch!r}: acknowledged\n")
     code, out, note = await invoke("training")
-    assert (0, ["g", "done", "2/2", "1"]) == (code, out.splitlines()[1].split()[:4])
+    assert (code, out.splitlines()[1].split()[:4]) == (0, ["g", "done", "2/2", "1"])
     assert "1 done" in note
-    assert (0, "", "group 'g': deleted\n") == await invoke("group", "delete", "g")
-    assert (0, "", "group 'g': does not exist; nothing was deleted\n") == await invoke("group", "delete", "g")
-    assert Exit.FAILED == (await invoke("batch", "ack", "none"))[0]
+    assert await invoke("group", "delete", "g") == (0, "", "group 'g': deleted\n")
+    assert await invoke("group", "delete", "g") == (0, "", "group 'g': does not exist; nothing was deleted\n")
+    assert (await invoke("batch", "ack", "none"))[0] == Exit.FAILED
 
 
 async def test_a_search_shows_where_the_text_is(invoke, recorded):
@@ -261,7 +264,7 @@ async def test_a_search_shows_where_the_text_is(invoke, recorded):
     code, out, note = await invoke("search", "Be terse")
     found = out.splitlines()
 
-    assert (0, {"demo"}) == (code, {line.split()[0] for line in found})
+    assert (code, {line.split()[0] for line in found}) == (0, {"demo"})
     assert "searched" in note
     assert "\x1b" not in out
 
@@ -269,12 +272,12 @@ async def test_a_search_shows_where_the_text_is(invoke, recorded):
 async def test_any_request_can_be_sent(invoke, recorded):
     """Fields are the query of a GET and the body of other requests; the response is JSON."""
     code, out, _ = await invoke("request", "get", "/rollouts", "--set", "limit=1", "--set", "status=completed")
-    assert (0, ["demo"]) == (code, [rollout["rollout_id"] for rollout in orjson.loads(out)["rollouts"]])
+    assert (code, [rollout["rollout_id"] for rollout in orjson.loads(out)["rollouts"]]) == (0, ["demo"])
     code, out, _ = await invoke("request", "PATCH", "/rollouts/demo", "--set", "reward=-2.5")
-    assert (0, -2.5) == (code, orjson.loads(out)["reward"])
-    assert 2 == (await invoke("request", "GET", "rollouts"))[0]
+    assert (code, orjson.loads(out)["reward"]) == (0, -2.5)
+    assert (await invoke("request", "GET", "rollouts"))[0] == 2
     code, _, errors = await invoke("request", "GET", "/noä/such")
-    assert (Exit.FAILED, True) == (code, "404" in errors)
+    assert (code, "404" in errors) == (Exit.FAILED, True)
 
 
 async def test_rewards_of_threads_are_set_by_name(invoke, recorded):
@@ -283,10 +286,10 @@ async def test_rewards_of_threads_are_set_by_name(invoke, recorded):
     invalid, _, error = await invoke("rollout", "reward", "choices", "--thread", "main")
     unknown, _, refused = await invoke("rollout", "reward", "choices", "--thread", "other=1")
 
-    assert (0, {"main": 0.25}) == (code, orjson.loads(out)["thread_rewards"])
-    assert 0 == repeated
+    assert (code, orjson.loads(out)["thread_rewards"]) == (0, {"main": 0.25})
+    assert repeated == 0
     assert "1 thread with a reward" in text
-    assert (2, True) == (invalid, "use THREAD=NUMBER" in error)
+    assert (invalid, "use THREAD=NUMBER" in error) == (2, True)
     assert unknown != 0
     assert "the threads are main" in refused
 
@@ -294,11 +297,11 @@ async def test_rewards_of_threads_are_set_by_name(invoke, recorded):
 async def test_other_fields_are_the_requests_own(invoke):
     """They come last: one that has an argument or an option too replaces it. The proxy refuses what it does not know."""
     code, _, errors = await invoke("group", "open", "2", "--set", "limits={}")
-    assert (Exit.FAILED, True) == (code, "422" in errors and "limits" in errors), errors
+    assert (code, "422" in errors and "limits" in errors) == (Exit.FAILED, True), errors
     for words, field, line in (
         (("group", "open", "2", "--group", "g"), "size=1", "group 'g': '"),
         (("rollout", "open", "r1"), "rollout_id=r2", "rollout 'r2': open"),
         (("batch", "claim", "--consumer", "a"), "consumer=b", "no group is complete"),
     ):
         code, _, errors = await invoke(*words, "--set", field)
-        assert (0, True) == (code, errors.startswith(line)), errors
+        assert (code, errors.startswith(line)) == (0, True), errors

@@ -23,7 +23,7 @@ async def work(error: BaseException | None = None) -> int:
 
 
 def test_the_result_of_the_coroutine_is_returned():
-    assert 7 == run(work())
+    assert run(work()) == 7
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_a_failure_is_an_escaped_message_and_exit_status_1(error, capsys):
     with pytest.raises(typer.Exit) as ended:
         run(work(error))
 
-    assert Exit.FAILED == ended.value.exit_code
-    assert "tokentape: no \\x1b store\n" == capsys.readouterr().err
+    assert ended.value.exit_code == Exit.FAILED
+    assert capsys.readouterr().err == "tokentape: no \\x1b store\n"
 
 
 def test_a_failed_connection_is_a_sentence(capsys):
     with pytest.raises(typer.Exit):
         run(work(ConnectionRefusedError(111, "Connect call failed")))
 
-    assert "tokentape: Connection refused\n" == capsys.readouterr().err
+    assert capsys.readouterr().err == "tokentape: Connection refused\n"
 
 
 def test_invalid_settings_have_exit_status_78_and_other_values_a_chosen_one(capsys):
@@ -52,8 +52,8 @@ def test_invalid_settings_have_exit_status_78_and_other_values_a_chosen_one(caps
             run(work(error), on_value_error=chosen)
         codes.append(ended.value.exit_code)
 
-    assert [78, 78] == codes
-    assert "tokentape: no\n" * 2 == capsys.readouterr().err
+    assert codes == [78, 78]
+    assert capsys.readouterr().err == "tokentape: no\n" * 2
 
 
 def test_a_broken_pipe_has_exit_status_0(capfd):
@@ -61,22 +61,22 @@ def test_a_broken_pipe_has_exit_status_0(capfd):
     with pytest.raises(typer.Exit) as ended:
         run(work(BrokenPipeError()))
 
-    assert Exit.DONE == ended.value.exit_code
-    assert "" == capfd.readouterr().err
+    assert ended.value.exit_code == Exit.DONE
+    assert capfd.readouterr().err == ""
 
 
 def test_ctrl_c_has_exit_status_130():
     with pytest.raises(typer.Exit) as ended:
         run(work(KeyboardInterrupt()))
 
-    assert 130 == ended.value.exit_code
+    assert ended.value.exit_code == 130
 
 
 def test_a_misused_command_has_exit_status_2(capsys):
     with pytest.raises(typer.Exit) as ended:
         fail("not both", code=Exit.MISUSED)
 
-    assert 2 == ended.value.exit_code
+    assert ended.value.exit_code == 2
     assert "not both" in capsys.readouterr().err
 
 
@@ -89,15 +89,15 @@ def test_invalid_settings_exit_with_78(capsys):
     with pytest.raises(typer.Exit) as ended:
         settings_of(None, listen="nowhere")
 
-    assert Exit.REFUSED == ended.value.exit_code
+    assert ended.value.exit_code == Exit.REFUSED
     assert "listen: invalid address 'nowhere'" in capsys.readouterr().err
 
 
 def test_the_address_is_a_url_with_a_key_or_the_settings_of_a_store(tmp_path):
     by_url, by_store = address_of("http://x", None, "k"), address_of("http://x", f"embedded:{tmp_path}", "k")
 
-    assert ("http://x", None, "k") == (by_url.url, by_url.settings, by_url.api_key)
-    assert (None, f"embedded:{tmp_path}", None) == (by_store.url, by_store.settings.store.url, by_store.api_key)
+    assert (by_url.url, by_url.settings, by_url.api_key) == ("http://x", None, "k")
+    assert (by_store.url, by_store.settings.store.url, by_store.api_key) == (None, f"embedded:{tmp_path}", None)
 
 
 def test_misuse_and_failures_have_their_exit_codes(capsys):
@@ -107,8 +107,8 @@ def test_misuse_and_failures_have_their_exit_codes(capsys):
             fails()
         codes.append(ended.value.exit_code)
 
-    assert [Exit.MISUSED, Exit.FAILED] == codes
-    assert "tokentape: not both\ntokentape: away\n" == capsys.readouterr().err
+    assert codes == [Exit.MISUSED, Exit.FAILED]
+    assert capsys.readouterr().err == "tokentape: not both\ntokentape: away\n"
 
 
 KEYS = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
@@ -124,8 +124,8 @@ async def test_rollout_ids_with_the_prefix_are_completed_newest_first(call_proxy
     for name in ("a/1", "a-2", "b", "$(reboot)", "a b", "a;ls", "a\u202e"):
         await call_proxy("POST", "/rollouts", {"rollout_id": name})
 
-    assert ["a-2", "a/1"] == await completions(address.url, "a")
-    assert ["b", "a-2", "a/1"] == await completions(address.url)
+    assert await completions(address.url, "a") == ["a-2", "a/1"]
+    assert await completions(address.url) == ["b", "a-2", "a/1"]
 
 
 async def test_completion_uses_the_api_key_of_the_command_line(http, store):
@@ -133,16 +133,16 @@ async def test_completion_uses_the_api_key_of_the_command_line(http, store):
     async with proxying(None, store, **KEYS) as served:
         headers = {"Authorization": "Bearer c"}
         async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r"}, headers=headers) as response:
-            assert 201 == response.status
+            assert response.status == 201
 
-        assert ["r"] == await completions(served.url, key="c")
-        assert [] == await completions(served.url)
+        assert await completions(served.url, key="c") == ["r"]
+        assert await completions(served.url) == []
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "file:///etc", None, "http://[", "https://127.0.0.1:9"])
 async def test_an_unreachable_proxy_completes_nothing(url):
     """A shell gets no traceback."""
-    assert [] == await completions(url)
+    assert await completions(url) == []
 
 
 def test_version_prints_the_version_of_the_package():
@@ -165,6 +165,6 @@ def test_without_a_command_the_help_is_printed():
     """The exit status is the same as for a wrong command line."""
     done = CliRunner().invoke(app, [])
 
-    assert Exit.MISUSED == done.exit_code
+    assert done.exit_code == Exit.MISUSED
     assert "recording reverse proxy" in done.output
     assert "export" in done.output

@@ -36,14 +36,14 @@ def other(home):
 
 def test_commands_use_the_only_proxy_that_runs(other):
     """Its file can be read and changed by its user only. Of several proxies none is preferred to the default address."""
-    assert ([URL], URL) == (running_urls(), url_of_commands())
+    assert (running_urls(), url_of_commands()) == ([URL], URL)
     assert URL in unreachable_hint()
     with announced("https://127.0.0.1:9001"):
-        assert {URL, "https://127.0.0.1:9001"} == set(running_urls())
-        assert DEFAULT_URL == url_of_commands()
-    assert [URL] == running_urls()
+        assert set(running_urls()) == {URL, "https://127.0.0.1:9001"}
+        assert url_of_commands() == DEFAULT_URL
+    assert running_urls() == [URL]
     other.communicate()
-    assert ([], DEFAULT_URL) == (running_urls(), url_of_commands())
+    assert (running_urls(), url_of_commands()) == ([], DEFAULT_URL)
 
 
 def test_a_process_that_was_killed_leaves_no_address(home, other):
@@ -52,32 +52,32 @@ def test_a_process_that_was_killed_leaves_no_address(home, other):
     other.wait()
     folder = home / ".cache/tokentape/running"
 
-    assert 0o700 == folder.stat().st_mode & 0o777
-    assert 1 == len(list(folder.iterdir()))
-    assert ([], []) == (running_urls(), list(folder.iterdir()))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(list(folder.iterdir())) == 1
+    assert (running_urls(), list(folder.iterdir())) == ([], [])
     assert "tokentape serve" in unreachable_hint()
 
 
 def test_without_a_home_that_can_be_written_to_nothing_is_announced(home):
     (home / ".cache").write_text("a file")
     with announced(URL):
-        assert DEFAULT_URL == url_of_commands()
+        assert url_of_commands() == DEFAULT_URL
 
 
 def test_a_file_of_another_machine_or_with_another_text_is_ignored(home):
     """A home may be on several machines."""
     with announced("file:///etc/passwd"):
-        assert [] == running_urls()
+        assert running_urls() == []
     with announced(URL):
         (path,) = (home / ".cache/tokentape/running").iterdir()
         path.rename(path.with_name(f"1@x{os.uname().nodename}.url"))
-        assert [] == running_urls()
+        assert running_urls() == []
 
 
 def test_a_file_of_another_user_is_ignored(other, monkeypatch):
     """HOME may be a folder that others can write to; commands send their key to the address."""
     monkeypatch.setattr("os.getuid", lambda: 987654)
-    assert ([], DEFAULT_URL) == (running_urls(), url_of_commands())
+    assert (running_urls(), url_of_commands()) == ([], DEFAULT_URL)
 
 
 def test_a_machine_whose_name_begins_with_that_of_another_has_files_of_its_own(home, monkeypatch):
@@ -90,5 +90,5 @@ def test_a_machine_whose_name_begins_with_that_of_another_has_files_of_its_own(h
         left = path.with_name(path.name.replace(str(os.getpid()), "1"))
         left.write_text(URL)  # not locked
         named.nodename = "gpu"
-        assert [] == running_urls()
+        assert running_urls() == []
         assert left.exists()

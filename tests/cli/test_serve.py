@@ -69,12 +69,12 @@ async def test_serve_prints_the_base_url_of_each_tape(store, tmp_path, monkeypat
     lines = notes.file.getvalue().splitlines()
     url = next(line.split()[1] for line in lines if line.startswith("listening"))
 
-    assert {
+    assert {line for line in lines if line.startswith("tape ")} == {
         f"tape      r1   OPENAI_BASE_URL={url}/rollouts/r1/v1",
         f"tape      a b   OPENAI_BASE_URL={url}/rollouts/a%20b/v1",
-    } == {line for line in lines if line.startswith("tape ")}
+    }
     many = list(banner(settings_for(None), SERVED, [], [str(number) for number in range(12)]))
-    assert "tapes     12 in all" == many[10]
+    assert many[10] == "tapes     12 in all"
 
 
 async def test_a_tape_that_cannot_be_read_ends_the_start(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ async def test_a_tape_that_cannot_be_read_ends_the_start(tmp_path, monkeypatch):
 def test_a_tape_excludes_engines_stores_and_workers(more):
     done = CliRunner().invoke(app, ["serve", "--playback", "x", *more.split()])
 
-    assert (Exit.MISUSED, True) == (done.exit_code, "--playback has an engine" in done.stderr)
+    assert (done.exit_code, "--playback has an engine" in done.stderr) == (Exit.MISUSED, True)
 
 
 async def test_simulate_with_json_prints_one_line_with_its_address(capsys):
@@ -98,7 +98,7 @@ async def test_simulate_with_json_prints_one_line_with_its_address(capsys):
     await run_until_listening(serving.simulate("127.0.0.1:0", Options(model="[m]"), notes, as_json=True), notes)
     payload = orjson.loads(capsys.readouterr().out)
 
-    assert "[m]" == payload["model"]
+    assert payload["model"] == "[m]"
     assert f"simulator listening {payload['url']}   model '[m]'" in notes.file.getvalue()
 
 
@@ -123,10 +123,10 @@ async def test_an_engine_has_its_kind_and_version_or_is_unreachable_in_words(sto
     up, down, *_ = await lines_of(store, [{"url": simulator}, {"url": "http://127.0.0.1:9"}])
 
     assert up.startswith(f"engine    {simulator} (vllm ")
-    assert (
+    assert down == (
         "engine    http://127.0.0.1:9 [bold red]UNREACHABLE[/]: cannot connect to 127.0.0.1:9: Connection refused. "
         "Calls get 503 until it responds."
-    ) == down
+    )
 
 
 async def test_an_engine_without_token_ids_is_named_in_red(store, engine):

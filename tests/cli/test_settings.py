@@ -10,12 +10,12 @@ def test_options_replace_single_settings_of_the_file(tmp_path):
     config.write_text("listen: 127.0.0.1:1\nengines: {max_attempts: 7}\nstore: {url: 'redis://a', prefix: p}\n")
     settings = load_settings(config, engine=["http://e:1/v1"], store="redis://b", listen=None)
 
-    assert ("127.0.0.1:1", 7, "http://e:1") == (
+    assert (
         settings.listen,
         settings.engines.max_attempts,
         settings.engines.endpoints[0].url,
-    )
-    assert ("redis://b", "p") == (settings.store.url, settings.store.prefix)
+    ) == ("127.0.0.1:1", 7, "http://e:1")
+    assert (settings.store.url, settings.store.prefix) == ("redis://b", "p")
 
 
 @pytest.mark.parametrize(

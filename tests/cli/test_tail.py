@@ -45,7 +45,7 @@ async def call(http, url: str, rollout: str, count: int = 1) -> None:
     for _ in range(count):
         body = {"prompt": "once", "max_tokens": 2}
         async with http.post(f"{url}/rollouts/{rollout}/v1/completions", json=body) as response:
-            assert 200 == response.status
+            assert response.status == 200
 
 
 async def test_each_new_step_is_received_once_in_order_from_every_process(http, store, address, follow):
@@ -67,18 +67,18 @@ async def test_following_a_rollout_begins_with_its_last_steps(http, address, fol
     await call(http, address.url, "other")
     await call(http, address.url, "r")
 
-    assert [("r", 2), ("r", 3), ("r", 4)] == await received.names(3)
+    assert await received.names(3) == [("r", 2), ("r", 3), ("r", 4)]
 
 
 async def test_a_rollout_can_be_followed_before_it_exists_and_after_it_was_deleted(http, address, follow):
     """A new incarnation begins at its first step."""
     _, received = await follow(address.url, "r")
     await call(http, address.url, "r", 2)
-    assert [("r", 0), ("r", 1)] == await received.names(2)
+    assert await received.names(2) == [("r", 0), ("r", 1)]
     async with http.delete(f"{address.url}/rollouts/r"):
         await call(http, address.url, "r")
 
-    assert [("r", 0)] == await received.names(1)
+    assert await received.names(1) == [("r", 0)]
 
 
 @pytest.mark.parametrize("only", [None, "b"])
@@ -105,7 +105,7 @@ async def test_steps_stored_during_a_disconnect_are_received_once_after_it(
         await call(http, address.url, "b")
         steps += await received.names(1)
 
-    assert [("b", 1), ("b", 2), ("b", 3)] == [step for step in steps if step[0] == "b"]
+    assert [step for step in steps if step[0] == "b"] == [("b", 1), ("b", 2), ("b", 3)]
     assert (only is None) == (("c", 0) in steps)
 
 
@@ -158,5 +158,5 @@ async def test_ctrl_c_ends_tail_with_0(http, address, make_console, capsys):
     os.kill(os.getpid(), signal.SIGINT)
     await task
 
-    assert ("r", 0, True) == tuple(orjson.loads(output)[name] for name in ("rollout_id", "index", "exact"))
+    assert tuple(orjson.loads(output)[name] for name in ("rollout_id", "index", "exact")) == ("r", 0, True)
     assert output.endswith("}\n")

@@ -33,7 +33,7 @@ async def tracked(url, path, *words):
     """Run the command once; return its output."""
     command = ["track", "--url", url, "--file", str(path), "--once", *words]
     done = await asyncio.to_thread(CliRunner().invoke, app, command)
-    assert 0 == done.exit_code, done.output
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
@@ -69,7 +69,7 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, tmp_path):
         counts = (await client.rollout("old"))["counts"]
 
     entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert ["old", "failed", "waits"] == [entry["rollout_id"] for entry in entries]
+    assert [entry["rollout_id"] for entry in entries] == ["old", "failed", "waits"]
     assert {
         **{name: counts[name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")},
         "completed": 1,
@@ -78,9 +78,9 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, tmp_path):
         "policy_version": 3,
         "staleness": 2,
     } == entries[0]["values"]
-    assert [(None, 0, 0), (2.0, 1, 0)] == [
+    assert [
         tuple(entry["values"].get(name) for name in ("reward", "completed", "staleness")) for entry in entries[1:]
-    ]
+    ] == [(None, 0, 0), (2.0, 1, 0)]
 
 
 async def test_the_version_is_of_live_tokens(simulated, store, tmp_path):
@@ -96,7 +96,7 @@ async def test_the_version_is_of_live_tokens(simulated, store, tmp_path):
         await tracked(url, path)
 
     entries = {entry["rollout_id"]: entry["values"] for entry in map(json.loads, path.read_text().splitlines())}
-    assert (3, None) == (entries["branch"]["policy_version"], entries["copy"].get("policy_version"))
+    assert (entries["branch"]["policy_version"], entries["copy"].get("policy_version")) == (3, None)
 
 
 @pytest.mark.parametrize(("policy", "version"), [("coder", 8), ("default", 4), ("other", None)])
@@ -112,7 +112,7 @@ async def test_the_versions_belong_to_one_policy(simulated, store, tmp_path, pol
 
     values = json.loads((tmp_path / "log").read_text())["values"]
     staleness = {"coder": 2, "default": 0}.get(policy)
-    assert (version, staleness) == (values.get("policy_version"), values.get("staleness"))
+    assert (values.get("policy_version"), values.get("staleness")) == (version, staleness)
 
 
 async def test_rollouts_that_end_while_the_proxy_is_away_are_logged(simulated, store, tmp_path, unused_tcp_port):
@@ -144,8 +144,8 @@ async def test_rollouts_that_end_while_the_proxy_is_away_are_logged(simulated, s
             await played(client, "last")
             await following
 
-    assert ["before", "meanwhile", "away"] == seen
-    assert [*seen, "last"] == names_in(tmp_path / "log")
+    assert seen == ["before", "meanwhile", "away"]
+    assert names_in(tmp_path / "log") == [*seen, "last"]
 
 
 class Died(Exception):
@@ -189,7 +189,7 @@ def test_a_tracker_has_each_rollout_once_wherever_the_process_dies(tmp_path_fact
             continue
     attempt("ends", 99)
 
-    assert ["a", "b", "c", "d"] == names_in(path) == [kept[number] for number in range(4)]
+    assert names_in(path) == [kept[number] for number in range(4)] == ["a", "b", "c", "d"]
 
 
 def test_a_file_belongs_to_one_process_and_one_run(tmp_path):
@@ -210,13 +210,13 @@ def test_a_file_with_something_else_is_refused_unchanged(tmp_path, content):
     command = ["track", "--once", "--url", "http://127.0.0.1:9", "--file", str(path)]
     done = CliRunner().invoke(app, command)
 
-    assert (1, True) == (done.exit_code, f"{path} has another text than rollouts" in done.stderr)
+    assert (done.exit_code, f"{path} has another text than rollouts" in done.stderr) == (1, True)
     assert content == path.read_bytes()
 
 
 @pytest.mark.parametrize(("status", "without", "rewarded"), [("open", 0, 0), ("completed", 0, 1), ("aborted", 1, 1)])
 def test_only_rollouts_that_failed_are_logged_without_a_reward(status, without, rewarded):
-    assert [without, rewarded] == [is_over({"status": status, "reward": reward}) for reward in (None, 0.0)]
+    assert [is_over({"status": status, "reward": reward}) for reward in (None, 0.0)] == [without, rewarded]
 
 
 async def test_a_wrong_key_ends_the_program_and_another_failure_does_not(engine, tmp_path, monkeypatch, capsys):
@@ -247,7 +247,7 @@ async def test_each_nth_rollout_is_logged_with_its_text(simulated, tmp_path):
     )
     output = await tracked(url, tmp_path / "other")
 
-    assert ["a", "b", "c"] == list(texts) == [json.loads(line)["rollout_id"] for line in output.splitlines()]
+    assert list(texts) == [json.loads(line)["rollout_id"] for line in output.splitlines()] == ["a", "b", "c"]
     assert texts["b"] is None
     assert "Hello" in texts["a"]
     assert texts["c"].startswith("c  completed  reward 1\n")
@@ -268,4 +268,4 @@ def test_what_the_command_lacks_is_named(tmp_path, monkeypatch, words, code, mes
     command = ["track", "--once", "--url", "http://127.0.0.1:9", "--file", str(tmp_path / "log"), *words]
     done = CliRunner().invoke(app, command)
 
-    assert (code, True) == (done.exit_code, message in done.stderr)
+    assert (done.exit_code, message in done.stderr) == (code, True)

@@ -10,7 +10,7 @@ from proxy.config.addresses import base_url, is_loopback, split_listen, without_
 )
 def test_a_listen_address_is_host_and_port(listen, expected):
     """IPv6 addresses are in brackets; without a host it is every address."""
-    assert expected == split_listen(listen)
+    assert split_listen(listen) == expected
     assert is_loopback(expected[0]) is (expected[0] != "0.0.0.0")
 
 
@@ -24,7 +24,7 @@ def test_loopback_is_recognised_by_address_not_by_prefix(host, expected):
 
 @pytest.mark.parametrize("secret", ["me:pw", "me:p@w", "me:p/w", ":p//w@"])
 def test_user_and_password_of_a_url_are_hidden(secret):
-    assert "redis://…@host/0" == without_secrets(f"redis://{secret}@host/0")
+    assert without_secrets(f"redis://{secret}@host/0") == "redis://…@host/0"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_user_and_password_of_a_url_are_hidden(secret):
     ],
 )
 def test_a_trailing_v1_and_slashes_are_removed_from_a_base_url(url, expected):
-    assert expected == base_url(url)
+    assert base_url(url) == expected
 
 
 @pytest.mark.parametrize("url", [

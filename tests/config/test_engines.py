@@ -15,7 +15,7 @@ def test_a_policy_name_has_letters_digits_and_three_signs(name):
     with pytest.raises(ValidationError, match="invalid policy name"):
         load(policies={name: PLANNER})
 
-    assert ["p" * 64, "4b-v1.5_x"] == list(load(policies={"p" * 64: PLANNER, "4b-v1.5_x": {"models": ["x"]}}).policies)
+    assert list(load(policies={"p" * 64: PLANNER, "4b-v1.5_x": {"models": ["x"]}}).policies) == ["p" * 64, "4b-v1.5_x"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_policies_are_read_from_the_file_and_from_environment_variables(tmp_path
         "judge": PolicySettings(models=["judge"], train=False),
         "critic": PolicySettings(models=["critic"]),
     } == policies
-    assert ["planner", "judge"] == [name for name in policies if name != "critic"]
+    assert [name for name in policies if name != "critic"] == ["planner", "judge"]
 
 
 def test_the_default_policy_is_trained_if_no_other_is_configured():
@@ -64,9 +64,9 @@ def test_the_default_policy_is_trained_if_no_other_is_configured():
     planner = load(policies={"planner": PLANNER}).policies
     trained = load(policies={"planner": PLANNER, "default": {"train": True}}).policies
 
-    assert {"default": True} == {name: policy.train for name, policy in with_default({}).items()}
-    assert {"planner": True, "default": False} == {name: policy.train for name, policy in with_default(planner).items()}
-    assert {"planner": True, "default": True} == {name: policy.train for name, policy in with_default(trained).items()}
+    assert {name: policy.train for name, policy in with_default({}).items()} == {"default": True}
+    assert {name: policy.train for name, policy in with_default(planner).items()} == {"planner": True, "default": False}
+    assert {name: policy.train for name, policy in with_default(trained).items()} == {"planner": True, "default": True}
 
 
 def test_a_scorer_has_endpoints_with_the_fields_of_engines():
@@ -75,7 +75,7 @@ def test_a_scorer_has_endpoints_with_the_fields_of_engines():
     settings = load(rescore={"scorers": {"teacher": {"endpoints": [endpoint], "version": "2"}}})
     (scorer,) = settings.rescore.scorers.values()
 
-    assert ("http://teacher:8000", None, "2") == (scorer.endpoints[0].url, scorer.model, scorer.version)
+    assert (scorer.endpoints[0].url, scorer.model, scorer.version) == ("http://teacher:8000", None, "2")
     assert "secret" not in repr(settings)
     assert settings == load(**settings.to_json())
 

@@ -8,7 +8,7 @@ from proxy.config.settings import load
 
 
 def test_nothing_is_archived_by_default():
-    assert (None, "acknowledged", False) == (ArchiveSettings().url, ArchiveSettings().when, ArchiveSettings().delete)
+    assert (ArchiveSettings().url, ArchiveSettings().when, ArchiveSettings().delete) == (None, "acknowledged", False)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_rule_that_is_no_pattern_is_refused_with_the_name_of_the_setting(secti
     with pytest.raises(ValueError, match="1 validation error") as error:
         load(threads=section)
 
-    assert [setting] == [".".join(map(str, fault["loc"])) for fault in error.value.errors()]
+    assert [".".join(map(str, fault["loc"])) for fault in error.value.errors()] == [setting]

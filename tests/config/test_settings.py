@@ -21,8 +21,8 @@ def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monke
     settings = load(file, listen="127.0.0.1:2", store={"timeout_s": 4})
 
     store = settings.store
-    assert ("environment", 5, 4, "127.0.0.1:2") == (store.prefix, store.ttl_s, store.timeout_s, settings.listen)
-    assert "secret" == store.password.get_secret_value()
+    assert (store.prefix, store.ttl_s, store.timeout_s, settings.listen) == ("environment", 5, 4, "127.0.0.1:2")
+    assert store.password.get_secret_value() == "secret"
     assert "secret" not in repr(settings)
 
 
@@ -77,7 +77,7 @@ def test_keys_of_agents_require_control_keys_unless_the_control_api_has_its_own_
 
 
 def test_allowed_hosts_are_names_in_lower_case():
-    assert ["proxy", "*.rl.svc", "*", "a_b-c"] == load(allowed_hosts=["Proxy.", "*.rl.svc", "*", "a_b-c"]).allowed_hosts
+    assert load(allowed_hosts=["Proxy.", "*.rl.svc", "*", "a_b-c"]).allowed_hosts == ["proxy", "*.rl.svc", "*", "a_b-c"]
 
 
 def test_a_misspelt_setting_in_a_file_or_the_environment_is_named(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_an_engines_url_may_end_in_v1():
     """The name defaults to host and port."""
     endpoint = EndpointSettings(url="http://host:8000/v1/")
 
-    assert ("http://host:8000", "host:8000") == (endpoint.url, endpoint.label)
+    assert (endpoint.url, endpoint.label) == ("http://host:8000", "host:8000")
 
 
 def test_the_error_of_an_engine_url_with_credentials_does_not_contain_the_password():
@@ -132,9 +132,9 @@ def test_invalid_headers_and_sessions_of_an_engine_are_rejected(fields, error):
 def test_a_router_determines_the_header_of_sessions():
     names = {router: SessionSettings(router=router).header_name for router in _ROUTER_HEADERS}
 
-    assert "X-SMG-Routing-Key" == names["sgl-router"]
+    assert names["sgl-router"] == "X-SMG-Routing-Key"
     assert all(names.values())
-    assert ("X-Y", None) == (SessionSettings(header="X-Y").header_name, SessionSettings(field="user").header_name)
+    assert (SessionSettings(header="X-Y").header_name, SessionSettings(field="user").header_name) == ("X-Y", None)
 
 
 def test_tls_requires_a_certificate_and_its_key():
@@ -149,18 +149,18 @@ def test_the_continuation_mode_off_of_a_yaml_file_may_be_a_boolean(tmp_path, mod
     file = tmp_path / "c.yaml"
     file.write_text(f"continuation: {{mode: {mode}, timeout_s: 2}}\n")
 
-    assert ("off", 2) == (load(file).continuation.mode, load(file).continuation.timeout_s)
+    assert (load(file).continuation.mode, load(file).continuation.timeout_s) == ("off", 2)
 
 
 def test_the_continuation_is_faithful_by_default_and_set_by_environment_variables(monkeypatch):
-    assert ("faithful", 60) == tuple(load().continuation.model_dump().values())
+    assert tuple(load().continuation.model_dump().values()) == ("faithful", 60)
 
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "append")
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__TIMEOUT_S", "0.5")
-    assert ("append", 0.5) == tuple(load().continuation.model_dump().values())
+    assert tuple(load().continuation.model_dump().values()) == ("append", 0.5)
 
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "off")
-    assert "off" == load().continuation.mode
+    assert load().continuation.mode == "off"
 
 
 def test_the_settings_have_the_modes_of_the_continuation():
@@ -188,7 +188,7 @@ def test_traces_are_enabled_by_the_standard_variables_of_opentelemetry(variables
         monkeypatch.setenv(f"OTEL_{name}", value)
     settings = load()
 
-    assert expected == (settings.tracing.endpoint, settings.tracing.protocol)
+    assert (settings.tracing.endpoint, settings.tracing.protocol) == expected
     assert settings == load(**settings.to_json())  # as in a worker
 
 
@@ -198,7 +198,7 @@ def test_the_file_precedes_the_standard_variables_of_opentelemetry(tmp_path, mon
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c")
     monkeypatch.setenv("TOKENTAPE_TRACING__CONTENT", "true")
 
-    assert ("http://file:4318", True) == (load(file).tracing.endpoint, load(file).tracing.content)
+    assert (load(file).tracing.endpoint, load(file).tracing.content) == ("http://file:4318", True)
 
 
 @pytest.mark.parametrize(

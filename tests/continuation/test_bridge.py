@@ -249,9 +249,9 @@ def test_stop_string_within_a_token(stop, included, faithful):
     (appended, _), (kept, _) = [
         run(plan(Turn(replace(stopped, stop_reason=stop)), BIRDS, mode=mode)) for mode in ("append", "faithful")
     ]
-    assert (True, faithful) == (appended.is_continued, kept.is_continued)
+    assert (appended.is_continued, kept.is_continued) == (True, faithful)
     reason = None if visible == text + rest else "stop_string"  # the template writes what was sampled
-    assert [reason] * 2 == [appended.reason, kept.reason]
+    assert [appended.reason, kept.reason] == [reason] * 2
 
 
 def test_text_parts_that_become_one_text():
@@ -274,8 +274,8 @@ def test_other_tools():
     """A call with another list of tools is refused; a later call continues the last turn that was sampled with its tools."""
     other = replace(BIRDS, tools=TOOLS[:1])
     boundaries = run(plan(BIRDS, other, other, tools=TOOLS))
-    assert ["options", None, None] == [boundary.reason for boundary in boundaries]
-    assert [None, "001", "000"] == [boundary.found and boundary.found.turn.step_id for boundary in boundaries]
+    assert [boundary.reason for boundary in boundaries] == ["options", None, None]
+    assert [boundary.found and boundary.found.turn.step_id for boundary in boundaries] == [None, "001", "000"]
 
 
 @pytest.mark.parametrize("name", ["date", "date_in_messages"])
@@ -295,7 +295,7 @@ def test_unchanged_step_between_continued_ones():
     calling = Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),))
     turns = (calling, calling, replace(calling, as_it_came=True), calling, calling)
     boundaries = run(plan(*turns))
-    assert [True, False, True, True, True] == [boundary.is_continued for boundary in boundaries]
+    assert [boundary.is_continued for boundary in boundaries] == [True, False, True, True, True]
     run_everywhere(plan(*turns))
 
 
@@ -323,7 +323,7 @@ def test_several_choices():
 def test_rollback():
     """After a rollback, the turn before the removed one is continued."""
     boundaries = run(plan(BIRDS, Turn(Reply("No."), rollback=True), BIRDS))
-    assert ["000", "000", "002"] == [boundary.found.turn.step_id for boundary in boundaries]
+    assert [boundary.found.turn.step_id for boundary in boundaries] == ["000", "000", "002"]
     assert all(boundary.is_continued for boundary in boundaries)
 
 
@@ -500,25 +500,25 @@ def test_other_texts_begin_with_another_letter_than_every_new_text():
     first = {message["content"][0].lower() for message in others[:4]} | {others[4]["content"][0]["text"][0].lower()}
     assert first.isdisjoint("kbuxj")
     assert word == others[0]["content"]
-    assert {"type": "text", "text": word} == others[4]["content"][0]
+    assert others[4]["content"][0] == {"type": "text", "text": word}
 
 
 def test_texts_that_begin_with_every_letter_have_no_others():
     """The turn is then not continued by twins."""
     every = [{"role": "user", "content": letter} for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]
 
-    assert "" == other_texts(every)[0]
+    assert other_texts(every)[0] == ""
 
 
 def test_other_forms_have_the_calls_alone_or_a_text():
     """A reply that is a text, or calls, has no such form of its own."""
     text, calls = assistant(WORD), [tool_call("{}")]
 
-    assert [] == other_forms(assistant("Yes"))
-    assert [text] == other_forms(assistant(None, reasoning="Hm")) == other_forms(assistant("Yes", reasoning="Hm"))
-    assert [text] == other_forms(assistant(None)) == other_forms(assistant(None, tool_calls=calls))
+    assert other_forms(assistant("Yes")) == []
+    assert other_forms(assistant(None, reasoning="Hm")) == other_forms(assistant("Yes", reasoning="Hm")) == [text]
+    assert other_forms(assistant(None)) == other_forms(assistant(None, tool_calls=calls)) == [text]
     alone = assistant("", reasoning="", tool_calls=calls)
-    assert [alone, text] == other_forms(assistant("Yes", reasoning="Hm", tool_calls=calls))
+    assert other_forms(assistant("Yes", reasoning="Hm", tool_calls=calls)) == [alone, text]
 
 
 def test_the_word_of_each_part_has_another_number():
@@ -533,7 +533,7 @@ def test_the_word_of_each_part_has_another_number():
         stand_in(assistant("<think>Hm</think>Yes"), WORD)["content"],
     ]
 
-    assert [WORD, f"2{WORD}", f"3{WORD}", f"4{WORD}", f"<think>\n1{WORD}\n</think>\n\n{WORD}"] == words
+    assert words == [WORD, f"2{WORD}", f"3{WORD}", f"4{WORD}", f"<think>\n1{WORD}\n</think>\n\n{WORD}"]
     assert not repeats_a_part(" ".join(words[:4]))
     assert repeats_a_part(f"{words[0]} > {words[0]}")
     assert repeats_a_part(f"{words[2]} {words[1].upper()} {words[1].upper()}")

@@ -73,7 +73,7 @@ def test_refusals_have_a_reason():
         result = boundary.result
         if result is not None and result.ids is None:
             assert result.reason in REASONS, boundary.describe()
-            assert (0, 0, None) == (result.kept, result.bridge, result.rendering), boundary.describe()
+            assert (result.kept, result.bridge, result.rendering) == (0, 0, None), boundary.describe()
         elif result is None and boundary.reason is not None:
             assert boundary.reason in {*REASONS, "as_it_came"}, boundary.describe()
 
@@ -101,7 +101,7 @@ def test_the_sample_is_varied():
     """The sample contains continued calls of almost every template in both modes, and each reason of the algorithm."""
     by_template = Counter(boundary.engine.template.name for boundary in continued())
     assert len(by_template) >= len(NAMES) * 0.9, set(NAMES) - set(by_template)
-    assert {"append", "faithful"} == {boundary.mode for boundary in continued()}
+    assert {boundary.mode for boundary in continued()} == {"append", "faithful"}
     reasons = {boundary.reason for boundary in boundaries()}
     expected = {"close", "other_stop", "history", "options", "reasoning_stripped", "hidden_output"}
     assert expected <= reasons, expected - reasons

@@ -22,9 +22,9 @@ def test_a_call_that_sends_the_reply_back_continues_its_turn():
     result = found(turns_of(FIRST), [USER, assistant("Hi there"), MORE])
 
     assert isinstance(result, Match)
-    assert "s1" == result.turn.step_id
+    assert result.turn.step_id == "s1"
     assert assistant("Hi there", reasoning="They greet.") == result.reply
-    assert ([USER], [MORE]) == (result.history, result.new)
+    assert (result.history, result.new) == ([USER], [MORE])
 
 
 def test_a_first_call_continues_nothing():
@@ -45,7 +45,7 @@ def test_a_first_call_continues_nothing():
 )
 def test_an_edited_conversation_continues_nothing(messages):
     """An agent that changed the words started another conversation."""
-    assert "edited" == found(turns_of(FIRST), messages)
+    assert found(turns_of(FIRST), messages) == "edited"
 
 
 @pytest.mark.parametrize("content", ["Hi there", " Hi there\n", [{"type": "text", "text": "Hi there"}]])
@@ -54,7 +54,7 @@ def test_whitespace_around_a_reply_and_text_parts_are_no_edit(content):
     result = found(turns_of(FIRST), [USER, assistant(content), MORE])
 
     assert isinstance(result, Match)
-    assert "Hi there" == result.reply["content"]
+    assert result.reply["content"] == "Hi there"
 
 
 def test_tool_calls_are_compared_as_json_and_restored_as_sampled():
@@ -66,7 +66,7 @@ def test_tool_calls_are_compared_as_json_and_restored_as_sampled():
 
     assert isinstance(result, Match)
     assert [tool_call('{"x":  1}', call_id="own")] == result.reply["tool_calls"]
-    assert "edited" == found(turns, [USER, assistant("", tool_calls=[tool_call('{"x":2}')]), MORE])
+    assert found(turns, [USER, assistant("", tool_calls=[tool_call('{"x":2}')]), MORE]) == "edited"
 
 
 @pytest.mark.parametrize("content", ["", None])
@@ -90,7 +90,7 @@ def test_text_parts_may_become_the_text_that_the_engine_makes_of_them(kind, join
     results = [found(turns_of(step), [{"role": "user", "content": text}, REPLY, MORE], kind=kind) for text in texts]
 
     assert isinstance(results[0], Match)
-    assert "edited" == results[1]
+    assert results[1] == "edited"
 
 
 def test_thoughts_that_the_agent_removes_from_the_content_are_restored_in_append_only():
@@ -98,10 +98,10 @@ def test_thoughts_that_the_agent_removes_from_the_content_are_restored_in_append
     turns = turns_of(chat_step("s1", [USER], assistant("<think>Hm</think>Yes"), [1], [2, STOP]))
     messages = [USER, assistant("Yes"), MORE]
 
-    assert "edited" == found(turns, messages)
+    assert found(turns, messages) == "edited"
     result = found(turns, messages, "append")
     assert isinstance(result, Match)
-    assert "<think>Hm</think>Yes" == result.reply["content"]
+    assert result.reply["content"] == "<think>Hm</think>Yes"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_another_model_or_kind_of_engine_prevents_a_continuation():
     """Its vocabulary may be another one."""
     messages = [USER, assistant("Hi there"), MORE]
 
-    assert "model" == found(turns_of(FIRST), messages, kind="sglang")
-    assert "model" == found(turns_of(FIRST), messages, model="other")
+    assert found(turns_of(FIRST), messages, kind="sglang") == "model"
+    assert found(turns_of(FIRST), messages, model="other") == "model"
 
 
 def test_a_call_continues_turns_of_its_own_policy():
@@ -153,17 +153,17 @@ def test_a_call_continues_turns_of_its_own_policy():
     other = chat_step("s3", longer[:3], longer[3], [1, 2], [3, STOP], index=2, policy="judge")
     turns, messages = turns_of(FIRST, judged, other), [USER, assistant("Hi there"), MORE]
 
-    assert ["s1", "s2"] == [found(turns, messages, policy=policy).turn.step_id for policy in ("default", "judge")]
-    assert ["s1", "s3"] == [found(turns, longer, policy=policy).turn.step_id for policy in ("default", "judge")]
-    assert "model" == found(turns, messages, policy="planner")
+    assert [found(turns, messages, policy=policy).turn.step_id for policy in ("default", "judge")] == ["s1", "s2"]
+    assert [found(turns, longer, policy=policy).turn.step_id for policy in ("default", "judge")] == ["s1", "s3"]
+    assert found(turns, messages, policy="planner") == "model"
 
 
 def test_content_that_is_not_text_prevents_a_continuation():
     """Engines render it themselves."""
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
 
-    assert "content" == found(turns_of(FIRST), [USER, assistant("Hi there"), image])
-    assert "prefill" == found(turns_of(FIRST), [USER, assistant("Hi there")])
+    assert found(turns_of(FIRST), [USER, assistant("Hi there"), image]) == "content"
+    assert found(turns_of(FIRST), [USER, assistant("Hi there")]) == "prefill"
 
 
 @pytest.mark.parametrize("facts", [{"problems": ("no_logprobs",)}, {"status": "partial"}, {"finish": "abort"}])
@@ -171,7 +171,7 @@ def test_flagged_partial_and_aborted_steps_are_not_continued(facts):
     """Their ids may not be those that were sampled."""
     turns = turns_of(chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], **facts))
 
-    assert "flagged" == found(turns, [USER, assistant("Hi there"), MORE])
+    assert found(turns, [USER, assistant("Hi there"), MORE]) == "flagged"
 
 
 def test_the_longest_turn_is_continued_then_the_youngest_with_equal_ids():
@@ -180,11 +180,11 @@ def test_the_longest_turn_is_continued_then_the_youngest_with_equal_ids():
     later = chat_step("s3", [USER, assistant("Hi there"), MORE], assistant("Bye"), [1, 2, 3], [5, STOP], index=2)
     turns = turns_of(FIRST, retry, later)
 
-    assert "s2" == found(turns, [USER, assistant("Hi there"), MORE]).turn.step_id
+    assert found(turns, [USER, assistant("Hi there"), MORE]).turn.step_id == "s2"
     end = [USER, assistant("Hi there"), MORE, assistant("Bye"), MORE]
-    assert "s3" == found(turns, end).turn.step_id
+    assert found(turns, end).turn.step_id == "s3"
     edited = [USER, assistant("Hi there"), MORE, assistant("Good bye"), MORE]
-    assert "s2" == found(turns, edited).turn.step_id
+    assert found(turns, edited).turn.step_id == "s2"
 
 
 @pytest.mark.parametrize(("prompt", "sampled"), [([1, 2], [4, STOP]), ([1, 4], [3, STOP])])
@@ -194,10 +194,10 @@ def test_equal_turns_with_different_ids_are_ambiguous(prompt, sampled):
     messages = [USER, assistant("Hi there"), MORE]
     body = {"model": "policy", "messages": messages}
 
-    assert ["s1", "s2"] == [turn.step_id for turn in found(turns, messages).turns]
+    assert [turn.step_id for turn in found(turns, messages).turns] == ["s1", "s2"]
     result = match(turns, body, Sampler("vllm", "policy"), mode="faithful", undelivered={"s2"})
     assert isinstance(result, Match)
-    assert "s1" == result.turn.step_id
+    assert result.turn.step_id == "s1"
     both = match(turns, body, Sampler("vllm", "policy"), mode="faithful", undelivered={"s1", "s2"})
     assert isinstance(both, Ambiguous)
 
@@ -213,8 +213,8 @@ def test_reasoning_that_was_changed_is_rendered_in_faithful_and_refused_in_appen
     result = found(turns, messages)
     assert isinstance(result, Match)
     assert ("s1", messages[2:]) == (result.turn.step_id, result.new)
-    assert "edited" == found(turns, messages, "append")
-    assert "edited" == found(turns, [USER, assistant("Hi there", reasoning="They leave."), MORE])
+    assert found(turns, messages, "append") == "edited"
+    assert found(turns, [USER, assistant("Hi there", reasoning="They leave."), MORE]) == "edited"
 
 
 def test_the_agent_and_the_steps_that_it_names_distinguish_equal_turns():
@@ -225,7 +225,7 @@ def test_the_agent_and_the_steps_that_it_names_distinguish_equal_turns():
     by_agent = match(turns_of(mine, theirs), body, Sampler("vllm", "policy", agent="a"), mode="faithful")
     by_step = match(turns_of(mine, theirs), body, Sampler("vllm", "policy", agent="a", steps={"s2"}), mode="faithful")
 
-    assert ("s1", "s2") == (by_agent.turn.step_id, by_step.turn.step_id)
+    assert (by_agent.turn.step_id, by_step.turn.step_id) == ("s1", "s2")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_name_that_the_agent_gives_to_a_reply_is_rendered():
     result = found(turns_of(FIRST), [USER, assistant("Hi there", name="helper"), MORE])
 
     assert isinstance(result, Match)
-    assert "helper" == result.reply["name"]
+    assert result.reply["name"] == "helper"
 
 
 def test_earlier_turns_are_restored_as_the_continued_step_rendered_them():
@@ -252,7 +252,7 @@ def test_earlier_turns_are_restored_as_the_continued_step_rendered_them():
     unchanged = chat_step("s2", messages, assistant("Bye"), [1, 2, 8], [5, STOP], index=1)
     call = [*messages, assistant("Bye"), MORE]
 
-    assert "They greet." == found(turns_of(FIRST, continued), call).history[1]["reasoning"]
+    assert found(turns_of(FIRST, continued), call).history[1]["reasoning"] == "They greet."
     assert "reasoning" not in found(turns_of(FIRST, unchanged), call).history[1]
 
 
@@ -261,7 +261,7 @@ def test_truncated_prompts_are_not_continued_even_if_the_earlier_call_has_the_sa
     limit = {"truncate_prompt_tokens": 100}
     turns = turns_of(chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], body=limit))
 
-    assert "options" == found(turns, [USER, assistant("Hi there"), MORE], **limit)
+    assert found(turns, [USER, assistant("Hi there"), MORE], **limit) == "options"
 
 
 TEXT = text_step("s1", "Once", " upon", [1, 2], [3, 4])
@@ -289,34 +289,35 @@ def test_the_recorded_ids_are_kept_and_the_rest_is_tokenized():
     """Only the new text goes to the tokenizer."""
     result = run(found_text("Once upon a time"), "Once upon a time", " upon", lambda text: [len(text)])
 
-    assert [1, 2, 3, 4, 7] == result.ids.tolist()
-    assert (4, 1) == (result.kept, result.bridge)
+    assert result.ids.tolist() == [1, 2, 3, 4, 7]
+    assert (result.kept, result.bridge) == (4, 1)
 
 
 def test_a_stop_token_must_be_in_the_prompts_text():
     """Otherwise the agent's prompt lacks a token that was sampled."""
     prompt = "Once upon<end> and"
 
-    assert [1, 2, 3, 4, 4] == run(found_text(prompt), prompt, " upon<end>", lambda text: [len(text)]).ids.tolist()
-    assert "close" == run(found_text("Once upon and"), "Once upon and", " upon<end>", len).reason
+    assert run(found_text(prompt), prompt, " upon<end>", lambda text: [len(text)]).ids.tolist() == [1, 2, 3, 4, 4]
+    assert run(found_text("Once upon and"), "Once upon and", " upon<end>", len).reason == "close"
 
 
 def test_other_prompts_and_other_options_are_not_continued():
     """A first prompt is no refusal."""
     assert found_text("Twice upon") is None
     assert found_text(["Once upon a"]) is None
-    assert "options" == found_text("Once upon a", add_special_tokens=False)
-    assert "echo" == found_text("Once upon a", echo=True)
+    assert found_text("Once upon a", add_special_tokens=False) == "options"
+    assert found_text("Once upon a", echo=True) == "echo"
 
 
 def test_a_prompt_continues_a_text_of_its_own_policy():
     """Although one of another policy is longer."""
     judged = text_step("s2", "Once", " upon a", [1, 2], [3, 4], policy="judge")
 
-    assert ["s1", "s2"] == [
-        found_text("Once upon a time", judged, policy=policy).step_id for policy in ("default", "judge")
+    assert [found_text("Once upon a time", judged, policy=policy).step_id for policy in ("default", "judge")] == [
+        "s1",
+        "s2",
     ]
-    assert "model" == found_text("Once upon a time", policy="judge")
+    assert found_text("Once upon a time", policy="judge") == "model"
 
 
 def test_an_engine_without_a_tokenizer_fails_the_lookup():

@@ -35,7 +35,7 @@ def test_a_turn_is_closed_by_the_models_own_stop_token_and_cut_by_a_limit(finish
         )
     )
 
-    assert (is_closed, is_cut) == (turn.is_closed, turn.is_cut)
+    assert (turn.is_closed, turn.is_cut) == (is_closed, is_cut)
 
 
 def test_stop_tokens_are_known_by_engine_kind_and_model():
@@ -43,14 +43,14 @@ def test_stop_tokens_are_known_by_engine_kind_and_model():
     closed = chat_step("s1", [USER], assistant("Hi"), [1], [2, STOP])
     cut = chat_step("s2", [USER], assistant("Hi"), [1], [2, 3], finish="length")
 
-    assert {("vllm", "policy", STOP)} == turns_of(closed, cut).stops
+    assert turns_of(closed, cut).stops == {("vllm", "policy", STOP)}
 
 
 def test_a_step_is_added_once():
     """A step that this process stored is also read from the store with others."""
     step = chat_step("s1", [USER], assistant("Hi"), [1], [2, STOP], index=0)
 
-    assert 1 == len(turns_of(step, step))
+    assert len(turns_of(step, step)) == 1
 
 
 def test_turns_share_the_ids_of_the_longest_prompt_that_continues_them():
@@ -69,7 +69,7 @@ def test_turns_share_the_ids_of_the_longest_prompt_that_continues_them():
     chain = list(turns.named.values())
 
     assert prompts == [turn.prompt_ids.tolist() for turn in chain]
-    assert 1 == len({id(turn.prompt) for turn in chain})
+    assert len({id(turn.prompt) for turn in chain}) == 1
     assert turns.size < turns_of(steps[0]).size * len(steps)
 
 
@@ -81,9 +81,9 @@ def test_completions_are_found_by_the_text_that_a_prompt_begins_with():
         text_step("s3", "No", "", [4], [5]),
     )
 
-    assert ["s2", "s1"] == [turn.step_id for (turn,) in turns.of_text("Once upon a time")]
-    assert ["s1"] == [turn.step_id for (turn,) in turns.of_text("Once upon")]
-    assert [] == list(turns.of_text("Once"))
+    assert [turn.step_id for (turn,) in turns.of_text("Once upon a time")] == ["s2", "s1"]
+    assert [turn.step_id for (turn,) in turns.of_text("Once upon")] == ["s1"]
+    assert list(turns.of_text("Once")) == []
 
 
 def test_steps_without_messages_or_with_ids_as_prompt_are_no_turns():
@@ -91,12 +91,12 @@ def test_steps_without_messages_or_with_ids_as_prompt_are_no_turns():
     odd = chat_step("s1", "no list", assistant("Hi"), [1], [2])
     by_ids = text_step("s2", [1, 2], " upon", [1, 2], [3])
 
-    assert 0 == len(turns_of(odd, by_ids))
+    assert len(turns_of(odd, by_ids)) == 0
 
 
 def test_a_response_without_a_message_is_no_turn():
     """Engines may return anything."""
-    assert 0 == len(turns_of(chat_step("s1", [USER], None, [1], [2])))
+    assert len(turns_of(chat_step("s1", [USER], None, [1], [2]))) == 0
     assert ids(1) == only(turns_of(chat_step("s1", [USER], assistant(None), [1], [2]))).prompt_ids
 
 
@@ -114,11 +114,12 @@ def test_tool_calls_are_found_by_the_ids_that_clients_receive():
     )
     names = ("c1", "toolu_s1_1", "call_s1_2", "c4", "toolu_s1_4", "unknown")
 
-    assert [{"name": "f", "arguments": '{"a":1}'}, {"name": "f", "arguments": '{"a": "cut'}] == [
-        turns.sampled_call(name) for name in names[:2]
+    assert [turns.sampled_call(name) for name in names[:2]] == [
+        {"name": "f", "arguments": '{"a":1}'},
+        {"name": "f", "arguments": '{"a": "cut'},
     ]
-    assert {"name": "g", "arguments": ""} == turns.sampled_call(names[2])
-    assert [None, None, None] == [turns.sampled_call(name) or None for name in names[3:]]
+    assert turns.sampled_call(names[2]) == {"name": "g", "arguments": ""}
+    assert [turns.sampled_call(name) or None for name in names[3:]] == [None, None, None]
 
 
 def test_the_tool_calls_of_a_step_without_ids_are_found():
@@ -126,7 +127,7 @@ def test_the_tool_calls_of_a_step_without_ids_are_found():
     calls = [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]
     step = chat_step("s1", [USER], {"role": "assistant", "content": None, "tool_calls": calls}, [], [])
 
-    assert {"name": "f", "arguments": "{}"} == turns_of(step).sampled_call("c1")
+    assert turns_of(step).sampled_call("c1") == {"name": "f", "arguments": "{}"}
 
 
 def test_the_size_of_tool_calls_of_a_step_without_ids_is_counted():
@@ -137,13 +138,13 @@ def test_the_size_of_tool_calls_of_a_step_without_ids_is_counted():
     without_ids = turns_of(replace(chat_step("s1", [USER], reply, [1], []), prompts=()))
     without_calls = turns_of(replace(chat_step("s1", [USER], assistant("Hi"), [1], []), prompts=()))
 
-    assert 0 == len(without_ids)
+    assert len(without_ids) == 0
     assert 3000 < without_ids.size < with_ids.size
-    assert 0 == without_calls.size
+    assert without_calls.size == 0
 
 
 def test_the_longest_reply_is_known():
     """Comparing it may take longer than reading the call that is compared."""
     long, short = assistant("a", reasoning="b" * 999), assistant("a" * 9, tool_calls=[tool_call("c" * 99)])
 
-    assert 1000 == turns_of(chat_step("s1", [USER], long, [1], [2]), chat_step("s2", [USER], short, [1], [2])).longest
+    assert turns_of(chat_step("s1", [USER], long, [1], [2]), chat_step("s2", [USER], short, [1], [2])).longest == 1000

@@ -19,14 +19,15 @@ EXAMPLE = {
 
 
 def test_arrays_have_shape_1_t_and_the_reward_has_shape_1():
-    assert [EXAMPLE] == worked.rows("areal")
+    assert worked.rows("areal") == [EXAMPLE]
 
 
 def test_a_group_is_a_list_of_dicts():
     """The trainer pads them."""
-    assert [EXAMPLE, EXAMPLE | {"rewards": [0.0]}] == worked.gathered(
-        "areal", worked.FACTS, replace(worked.FACTS, reward=0.0)
-    )
+    assert worked.gathered("areal", worked.FACTS, replace(worked.FACTS, reward=0.0)) == [
+        EXAMPLE,
+        EXAMPLE | {"rewards": [0.0]},
+    ]
 
 
 def test_each_token_has_its_policy_version():
@@ -34,7 +35,7 @@ def test_each_token_has_its_policy_version():
     choice = worked.sampled(worked.S2, worked.L2, spans=(Span(0, 1, "4"), Span(1, 2, "5")))
     (row,) = worked.rows("areal", [worked.first(), worked.second(choice)])
 
-    assert [4, 5] == row["versions"][0][-2:]
+    assert row["versions"][0][-2:] == [4, 5]
 
 
 def test_a_missing_reward_or_policy_version_is_rejected():

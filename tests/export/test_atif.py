@@ -101,19 +101,19 @@ def trajectory(steps, facts=FACTS):
 def test_a_rollout_is_a_trajectory_with_its_reward_group_and_metrics():
     found = trajectory(linear())
 
-    assert ("ATIF-v1.8", "r1", "r1/main") == (found.schema_version, found.session_id, found.trajectory_id)
-    assert ("coder", "unknown") == (found.agent.name, found.agent.version)
+    assert (found.schema_version, found.session_id, found.trajectory_id) == ("ATIF-v1.8", "r1", "r1/main")
+    assert (found.agent.name, found.agent.version) == ("coder", "unknown")
     assert {"reward": 0.5, "group_id": "g1", "status": "completed", "thread": "main"}.items() <= found.extra.items()
-    assert (5, 4) == (found.final_metrics.total_prompt_tokens, found.final_metrics.total_completion_tokens)
-    assert [[2, 3], [6, 7]] == [step.metrics.completion_token_ids for step in found.steps if step.metrics]
+    assert (found.final_metrics.total_prompt_tokens, found.final_metrics.total_completion_tokens) == (5, 4)
+    assert [step.metrics.completion_token_ids for step in found.steps if step.metrics] == [[2, 3], [6, 7]]
 
 
 def test_a_reply_that_was_retried_is_skipped():
     """It is in the report with its tokens."""
     rows = ATIF.rows(FACTS, linear(), Options())
 
-    assert [("1", "3")] == rows.trained
-    assert [("2", 1)] == [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped]
+    assert rows.trained == [("1", "3")]
+    assert [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped] == [("2", 1)]
 
 
 def test_the_result_of_a_tool_that_started_an_agent_refers_to_its_trajectory():
@@ -122,10 +122,10 @@ def test_the_result_of_a_tool_that_started_an_agent_refers_to_its_trajectory():
     (caller,) = [step for step in found.steps if step.tool_calls]
     (result,) = caller.observation.results
 
-    assert "It is in main.c." == result.content
+    assert result.content == "It is in main.c."
     assert [embedded.trajectory_id] == [reference.trajectory_id for reference in result.subagent_trajectory_ref]
-    assert [[9], [5]] == [step.metrics.completion_token_ids for step in embedded.steps if step.metrics]
-    assert "sub-agent" == embedded.extra["kind"]
+    assert [step.metrics.completion_token_ids for step in embedded.steps if step.metrics] == [[9], [5]]
+    assert embedded.extra["kind"] == "sub-agent"
 
 
 def test_agents_with_prompts_that_begin_alike_belong_to_their_own_calls():
@@ -158,10 +158,10 @@ def test_threads_that_rules_have_named_keep_their_names_and_kinds():
     (embedded,) = found.subagent_trajectories
     rows = DETAIL.rows(FACTS, named, Options())
 
-    assert ["main", "auxiliary"] == [each.extra["kind"] for each in (found, embedded)]
-    assert [[9], [5]] == [step.metrics.completion_token_ids for step in found.steps if step.metrics]
+    assert [each.extra["kind"] for each in (found, embedded)] == ["main", "auxiliary"]
+    assert [step.metrics.completion_token_ids for step in found.steps if step.metrics] == [[9], [5]]
     assert ["main", names[0]] == rows.threads
-    assert [[9], [5]] == rows.rows[0]["completion_token_ids"]
+    assert rows.rows[0]["completion_token_ids"] == [[9], [5]]
 
 
 def test_other_choices_of_a_call_are_in_no_trajectory():
@@ -170,10 +170,10 @@ def test_other_choices_of_a_call_are_in_no_trajectory():
     several = replace(step, choices=(*step.choices, replace(step.choices[0], index=1)))
     rows = ATIF.rows(FACTS, [several], Options())
 
-    assert ([("1",)], [("1", 2)]) == (
+    assert (
         rows.trained,
         [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped],
-    )
+    ) == ([("1",)], [("1", 2)])
 
 
 def test_the_choice_with_which_the_agent_continued_is_the_reply():
@@ -187,19 +187,19 @@ def test_the_choice_with_which_the_agent_continued_is_the_reply():
         call("2", [USER, other, MORE], REPLY, (1, 5, 6, 7), (8,)),
     ]
 
-    assert [[5, 6], [8]] == [step.metrics.completion_token_ids for step in trajectory(steps).steps if step.metrics]
+    assert [step.metrics.completion_token_ids for step in trajectory(steps).steps if step.metrics] == [[5, 6], [8]]
     rows = DETAIL.rows(FACTS, steps, Options())
-    assert ([[5, 6], [8]], [("1", 1)]) == (
+    assert (
         rows.rows[0]["completion_token_ids"],
         [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped],
-    )
+    ) == ([[5, 6], [8]], [("1", 1)])
 
 
 def test_rewards_of_steps_and_threads_are_in_extra():
     main = trajectory(delegated(), replace(FACTS, thread_rewards={"main": 2.0}, step_rewards={"1": 0.25, "3": -1}))
 
-    assert (2.0, 0.5) == (main.extra["reward"], main.subagent_trajectories[0].extra["reward"])
-    assert [0.25] == [step.extra["reward"] for step in main.steps if step.extra and "reward" in step.extra]
+    assert (main.extra["reward"], main.subagent_trajectories[0].extra["reward"]) == (2.0, 0.5)
+    assert [step.extra["reward"] for step in main.steps if step.extra and "reward" in step.extra] == [0.25]
 
 
 TEXTS = ["The user wants a house that is blue.", "Its roof is done and painted red.", "Count the files, please."]
@@ -245,15 +245,15 @@ def test_each_sampled_token_is_once_in_a_trajectory_or_in_the_report(steps):
 
 
 def test_a_rollout_without_exported_steps_has_no_trajectory():
-    assert [] == ATIF.rows(FACTS, [], Options()).rows == DETAIL.rows(FACTS, [], Options()).rows
+    assert ATIF.rows(FACTS, [], Options()).rows == DETAIL.rows(FACTS, [], Options()).rows == []
 
 
 def test_a_rollout_detail_has_the_turns_of_a_thread():
     """The main one is the first. The fields are Harbor's."""
     main, helper = DETAIL.rows(FACTS, delegated(), Options()).rows
 
-    assert ([[1], [1, 2, 3, 6]], [[2, 3], [7]]) == (main["prompt_token_ids"], main["completion_token_ids"])
-    assert ([[8], [8, 9, 4]], [[9], [5]]) == (helper["prompt_token_ids"], helper["completion_token_ids"])
+    assert (main["prompt_token_ids"], main["completion_token_ids"]) == ([[1], [1, 2, 3, 6]], [[2, 3], [7]])
+    assert (helper["prompt_token_ids"], helper["completion_token_ids"]) == ([[8], [8, 9, 4]], [[9], [5]])
     assert [[len(ids) for ids in main["completion_token_ids"]]] == [[len(turn) for turn in main["logprobs"]]]
     for row in (main, helper):
         assert row == detail().validate_python(row, strict=True)
@@ -288,38 +288,38 @@ def test_each_message_is_a_step_once_and_results_of_tools_are_observations():
         call("c", [SYSTEM, USER, NOW, TEN, REPLY, MORE], {"role": "assistant", "content": "Eleven."}),
     )
 
-    assert [
+    assert outline(made) == [
         ("system", "Be brief."),
         ("user", "What time is it?"),
         ("agent", "", "10:00"),
         ("agent", "It is ten."),
         ("user", "And tomorrow?"),
         ("agent", "Eleven."),
-    ] == outline(made)
-    assert [1, 2, 3, 4, 5, 6] == [step["step_id"] for step in made.steps]
-    assert ["a", "b", "c"] == kept(made)
+    ]
+    assert [step["step_id"] for step in made.steps] == [1, 2, 3, 4, 5, 6]
+    assert kept(made) == ["a", "b", "c"]
 
 
 def test_a_sampled_step_has_its_ids_logprobs_reasoning_and_tool_calls():
     (_, sampled) = conversation(call("a", [USER], NOW, prompt=(5, 6, 7), ids=(8, 9))).steps
 
-    assert {
+    assert {name: value for name, value in sampled["metrics"].items() if name != "logprobs"} == {
         "prompt_tokens": 3,
         "completion_tokens": 2,
         "prompt_token_ids": [5, 6, 7],
         "completion_token_ids": [8, 9],
-    } == {name: value for name, value in sampled["metrics"].items() if name != "logprobs"}
-    assert 2 == len(sampled["metrics"]["logprobs"])
-    assert "A clock has it." == sampled["reasoning_content"]
-    assert [{"tool_call_id": "c1", "function_name": "now", "arguments": {"zone": "UTC"}}] == sampled["tool_calls"]
-    assert ("a", 1) == (sampled["extra"]["step_id"], sampled["llm_call_count"])
+    }
+    assert len(sampled["metrics"]["logprobs"]) == 2
+    assert sampled["reasoning_content"] == "A clock has it."
+    assert sampled["tool_calls"] == [{"tool_call_id": "c1", "function_name": "now", "arguments": {"zone": "UTC"}}]
+    assert (sampled["extra"]["step_id"], sampled["llm_call_count"]) == ("a", 1)
 
 
 def test_arguments_that_are_no_object_are_kept_as_the_model_wrote_them():
     odd = {**NOW, "tool_calls": [{"id": "c1", "function": {"name": "now", "arguments": '{"zone": '}}]}
     (_, sampled) = conversation(call("a", [USER], odd)).steps
 
-    assert [{}, {"arguments": '{"zone": '}] == [sampled["tool_calls"][0][name] for name in ("arguments", "extra")]
+    assert [sampled["tool_calls"][0][name] for name in ("arguments", "extra")] == [{}, {"arguments": '{"zone": '}]
 
 
 def test_a_reply_that_the_next_call_does_not_contain_is_abandoned():
@@ -331,9 +331,9 @@ def test_a_reply_that_the_next_call_does_not_contain_is_abandoned():
         call("c", [USER, MORE], {**REPLY, "content": "Eleven."}),
     )
 
-    assert ([("user", "What time is it?"), ("agent", "")], ["b"]) == (outline(retried), kept(retried))
-    assert ["c"] == kept(went_back)
-    assert [("user", "What time is it?"), ("user", "And tomorrow?"), ("agent", "Eleven.")] == outline(went_back)
+    assert (outline(retried), kept(retried)) == ([("user", "What time is it?"), ("agent", "")], ["b"])
+    assert kept(went_back) == ["c"]
+    assert outline(went_back) == [("user", "What time is it?"), ("user", "And tomorrow?"), ("agent", "Eleven.")]
 
 
 def test_a_conversation_that_the_agent_left_returns_with_its_sampled_replies():
@@ -346,11 +346,15 @@ def test_a_conversation_that_the_agent_left_returns_with_its_sampled_replies():
         call("b2", [USER, noon, MORE], {**REPLY, "content": "Noon."}, ids=(4,)),
     ]
 
-    assert [["a1"], ["b1"], ["a1", "a2"], ["b1", "b2"]] == [
-        kept(conversation(*calls[: number + 1])) for number in range(4)
+    assert [kept(conversation(*calls[: number + 1])) for number in range(4)] == [
+        ["a1"],
+        ["b1"],
+        ["a1", "a2"],
+        ["b1", "b2"],
     ]
-    assert [2, 4] == [
-        step["metrics"]["completion_token_ids"][0] for step in conversation(*calls).steps if "metrics" in step
+    assert [step["metrics"]["completion_token_ids"][0] for step in conversation(*calls).steps if "metrics" in step] == [
+        2,
+        4,
     ]
 
 
@@ -369,9 +373,9 @@ def test_another_reply_in_the_place_of_a_recorded_one_is_copied_context():
     other = {"role": "assistant", "content": "It is noon."}
     made = conversation(call("a", [USER], REPLY), call("c", [USER, other, MORE], {**REPLY, "content": "Eleven."}))
 
-    assert ["c"] == kept(made)
-    assert [None, True, None, None] == [step.get("is_copied_context") for step in made.steps]
-    assert "It is noon." == made.steps[1]["message"]
+    assert kept(made) == ["c"]
+    assert [step.get("is_copied_context") for step in made.steps] == [None, True, None, None]
+    assert made.steps[1]["message"] == "It is noon."
 
 
 def test_a_history_that_the_agent_changed_or_cut_is_not_repeated():
@@ -383,32 +387,37 @@ def test_a_history_that_the_agent_changed_or_cut_is_not_repeated():
         call("c", [MORE, {**REPLY, "content": [{"type": "text", "text": "It is ten. "}]}, USER], REPLY),
     )
 
-    assert ["Be brief.", "What time is it?", "", "It is ten.", "What time is it?", "It is ten."] == [
-        step["message"] for step in made.steps
+    assert [step["message"] for step in made.steps] == [
+        "Be brief.",
+        "What time is it?",
+        "",
+        "It is ten.",
+        "What time is it?",
+        "It is ten.",
     ]
-    assert ["a", "b", "c"] == kept(made)
+    assert kept(made) == ["a", "b", "c"]
 
 
 def test_two_results_with_one_id_are_two_observations():
     """Some parsers of engines give each call of a reply the same ID; they are removed with their call as well."""
     calls = [call("a", [USER], NOW), call("b", [USER, NOW, TEN, {**TEN, "content": "11:00"}], REPLY)]
 
-    assert ("agent", "", "10:00", "11:00") == outline(conversation(*calls))[1]
-    assert ["c"] == kept(conversation(*calls, call("c", [USER, MORE], REPLY)))
+    assert outline(conversation(*calls))[1] == ("agent", "", "10:00", "11:00")
+    assert kept(conversation(*calls, call("c", [USER, MORE], REPLY))) == ["c"]
 
 
 def test_an_assistant_message_that_was_not_sampled_here_is_copied_context():
     """It has no token ids, and consumers do not train it."""
     (copied, _, sampled) = conversation(call("a", [NOW, USER], REPLY)).steps
 
-    assert (True, None) == (copied["is_copied_context"], copied.get("metrics"))
+    assert (copied["is_copied_context"], copied.get("metrics")) == (True, None)
     assert "is_copied_context" not in sampled
 
 
 def test_a_result_of_an_unknown_tool_call_is_an_observation_of_the_system():
     (_, observed, _) = conversation(call("a", [USER, TEN], REPLY)).steps
 
-    assert ("system", "10:00") == (observed["source"], observed["observation"]["results"][0]["content"])
+    assert (observed["source"], observed["observation"]["results"][0]["content"]) == ("system", "10:00")
 
 
 @pytest.mark.parametrize(
@@ -425,7 +434,7 @@ def test_a_result_of_an_unknown_tool_call_is_an_observation_of_the_system():
     ],
 )
 def test_contents_are_texts_or_parts(content, expected):
-    assert expected == content_of(content)
+    assert content_of(content) == expected
 
 
 MESSAGES = st.lists(
@@ -511,6 +520,6 @@ def test_a_trajectory_is_the_history_at_the_end(drawn):
     ]
 
     assert [message["content"] for message in history] == texts
-    assert expected == [(step.step_id, choice.index) for step, choice in made.calls]
+    assert [(step.step_id, choice.index) for step, choice in made.calls] == expected
     assert not any(step.get("is_copied_context") for step in made.steps)
     harbor().Trajectory.model_validate({"agent": {"name": "agent", "version": "1"}, "steps": made.steps})

@@ -19,7 +19,7 @@ BARE = replace(worked.FACTS, advantages=None)
 
 def test_tokens_that_were_not_sampled_have_mask_minus_100_and_logprob_1():
     """Nothing is shifted by a position."""
-    assert [EXAMPLE] == worked.rows("scored_data", facts=BARE)
+    assert worked.rows("scored_data", facts=BARE) == [EXAMPLE]
 
 
 def test_a_group_is_one_object():
@@ -31,7 +31,7 @@ def test_a_group_is_one_object():
 def test_advantages_are_expanded_to_tokens():
     (row,) = worked.rows("scored_data")
 
-    assert EXAMPLE | {"advantages": [[0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5]]} == row
+    assert row == EXAMPLE | {"advantages": [[0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5]]}
 
 
 def test_a_group_with_advantages_for_some_rollouts_only_is_rejected():

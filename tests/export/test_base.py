@@ -44,7 +44,7 @@ def test_a_rollout_without_exact_steps_has_no_rows(name):
     bare = replace(worked.FACTS, reward=None, advantages=None, metadata={})
     found = FORMATS[name].rows(bare, [make_step("a", [1], [10], problems=("echo",))], Options())
 
-    assert ([], [{"step_id": "a", "why": "echo"}]) == (found.rows, found.skipped)
+    assert (found.rows, found.skipped) == ([], [{"step_id": "a", "why": "echo"}])
     assert not FORMATS[name].gather([found, found])
 
 
@@ -90,11 +90,11 @@ def test_rows_cannot_be_gathered_if_some_lack_a_field():
 
 
 def test_a_skipped_step_is_reported_with_id_and_reason():
-    assert [{"step_id": "a", "why": "echo"}] == skipped_rows([Skipped("a", "echo")])
+    assert skipped_rows([Skipped("a", "echo")]) == [{"step_id": "a", "why": "echo"}]
 
 
 def test_a_skipped_step_is_reported_with_the_tokens_that_are_not_trained():
-    assert [{"step_id": "a", "why": "long", "dropped_tokens": 3}] == skipped_rows([Skipped("a", "long", 3)])
+    assert skipped_rows([Skipped("a", "long", 3)]) == [{"step_id": "a", "why": "long", "dropped_tokens": 3}]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -104,11 +104,11 @@ def test_a_format_requires_a_reward_if_its_trainer_does(name):
     facts = replace(worked.FACTS, reward=None)
     expected = next((use for use, names in REWARDS.items() if name in names), "required")
 
-    assert expected == form.reward
+    assert form.reward == expected
     if expected == "required":
         with pytest.raises(MissingReward, match="requires a reward") as missing:
             form.rows(facts, worked.STEPS, Options(), LENGTHS)
-        assert "no_reward" == missing.value.code
+        assert missing.value.code == "no_reward"
         return
     members = [form.rows(given, worked.STEPS, Options(), LENGTHS) for given in (worked.FACTS, facts)]
     if expected == "uniform":
@@ -123,7 +123,7 @@ def test_a_missing_advantage_has_its_own_code(name):
     with pytest.raises(MissingAdvantage) as missing:
         worked.rows(name, facts=replace(worked.FACTS, advantages=None))
 
-    assert "no_advantage" == missing.value.code
+    assert missing.value.code == "no_advantage"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -139,7 +139,7 @@ def is_refused(name, branches):
     try:
         assert worked.rows(name, FORK, options=Options(branches=branches), fill=LENGTHS)
     except Forked as forked:
-        assert "forked" == forked.code
+        assert forked.code == "forked"
         assert "2 sequences" in str(forked)
         assert "branches=longest" in str(forked)
         return True
@@ -168,15 +168,15 @@ def test_split_rewards_of_a_rollouts_rows_add_up_to_its_reward(name):
 
     assert rows == len(full) == len(split)
     if full[0] is not None:
-        assert [0.0, 1.0] == full if name == "skyrl_stepwise" else [1.0] * rows == full
-        assert 1.0 == fsum(split)
+        assert full == [0.0, 1.0] if name == "skyrl_stepwise" else [1.0] * rows == full
+        assert fsum(split) == 1.0
 
 
 @pytest.mark.parametrize(("name", "field"), [("trl_async", "advantage"), ("tinker", "advantages")])
 def test_split_advantages_are_divided(name, field):
     options = Options(row_weight="split")
 
-    assert [0.25, 0.25] == [max(flat([row[field]])) for row in worked.rows(name, FORK, options=options)]
+    assert [max(flat([row[field]])) for row in worked.rows(name, FORK, options=options)] == [0.25, 0.25]
 
 
 TYPES = {

@@ -44,7 +44,7 @@ def rows(name, mode, steps=STEPS, facts=worked.FACTS):
 def test_the_live_tokens_are_trained_and_no_inherited_ones(name, mode):
     (row,) = rows(name, mode)
 
-    assert worked.S2 == trained_ids(name, row)
+    assert trained_ids(name, row) == worked.S2
     if name in BACK:
         ids, mask, _ = BACK[name](row)
         assert ([*WHOLE, *worked.S2], [0] * len(WHOLE) + [1] * len(worked.S2)) == (ids, mask)
@@ -65,7 +65,7 @@ def test_with_trained_the_rows_are_those_of_the_steps_as_if_they_were_live(name)
     for row in found if name in ("sequences", "steps") else ():
         row.pop("inherited", None)
 
-    assert expected == found
+    assert found == expected
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -76,8 +76,8 @@ def test_a_rollout_that_inherited_all_of_its_steps_has_no_rows(name):
         found = FORMATS[name].rows(worked.FACTS, STEPS[:1], Options(inherited=mode), FILL)
         other = FORMATS[name].rows(worked.FACTS, [*STEPS[:1], without_ids], Options(inherited=mode), FILL)
 
-        assert ([], [{"step_id": "a", "why": "inherited"}]) == (found.rows, found.skipped)
-        assert ([], "inherited") == (other.rows, other.skipped[0]["why"])
+        assert (found.rows, found.skipped) == ([], [{"step_id": "a", "why": "inherited"}])
+        assert (other.rows, other.skipped[0]["why"]) == ([], "inherited")
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - CONVERSATIONS.keys() - {"steps"}))
@@ -92,7 +92,7 @@ def test_each_row_has_the_point_where_it_leaves_what_its_rollout_inherited(name,
 def test_a_row_of_one_step_names_the_step_from_which_it_is_inherited():
     live, inherited = rows("steps", "trained")[::-1]
 
-    assert ({"rollout_id": "r0", "step_id": "a"}, None) == (inherited["inherited"], live.get("inherited"))
+    assert (inherited["inherited"], live.get("inherited")) == ({"rollout_id": "r0", "step_id": "a"}, None)
 
 
 @pytest.mark.parametrize("mode", ["prompt", "masked"])
@@ -113,7 +113,7 @@ def test_policy_versions_are_those_of_live_tokens(mode):
         "marin": 4,
     }
 
-    assert expected == {name: read(*rows(name, mode)) for name, read in versions.items()}
+    assert {name: read(*rows(name, mode)) for name, read in versions.items()} == expected
 
 
 @pytest.mark.parametrize("inherited", [None, "main", "3"])
@@ -124,10 +124,10 @@ def test_the_version_of_what_was_inherited_does_not_matter(inherited):
         known = [rows(name, mode, [*steps, worked.second()])[0] for name in ("verl", "slime")]
         unknown = [rows(name, mode, [*steps, worked.second(policy_version=None)])[0] for name in ("verl", "slime")]
 
-        assert ({"rollout_id": "r1", "min_global_steps": 4, "max_global_steps": 4}, ["4"]) == (
+        assert (
             known[0]["extra_fields"], known[1]["weight_versions"]
-        )  # fmt: skip
-        assert ({"rollout_id": "r1"}, []) == (unknown[0]["extra_fields"], unknown[1]["weight_versions"])
+        ) == ({"rollout_id": "r1", "min_global_steps": 4, "max_global_steps": 4}, ["4"])  # fmt: skip
+        assert (unknown[0]["extra_fields"], unknown[1]["weight_versions"]) == ({"rollout_id": "r1"}, [])
 
 
 @pytest.mark.parametrize("mode", ["prompt", "masked"])
@@ -137,7 +137,7 @@ def test_rewards_of_tokens_are_at_live_tokens(mode):
     facts = replace(worked.FACTS, step_rewards={"a": 7.0})
     for name, read in (("verl_dataproto", own["rm_scores"]), ("skyrl", own["rewards"])):
         rewards = [reward for reward in read(*rows(name, mode, facts=facts)) if reward]
-        assert ([1.0], 0.0) == (rewards, read(*rows(name, mode, facts=facts))[0])
+        assert (rewards, read(*rows(name, mode, facts=facts))[0]) == ([1.0], 0.0)
     bare = replace(worked.FACTS, reward=None, step_rewards={"a": 7.0})
 
     assert "rm_scores" not in rows("verl_dataproto", mode, facts=bare)[0]
@@ -147,8 +147,8 @@ def test_rewards_of_tokens_are_at_live_tokens(mode):
 def test_the_actions_of_openrlhf_are_live(mode):
     agent, experience = rows("openrlhf", mode)[0], rows("openrlhf_experience", mode)[0]
 
-    assert [[10, 12]] == agent["action_ranges"]
-    assert ([2], [0] * 9 + [1, 1]) == (experience["response_length"], experience["action_mask"][0])
+    assert agent["action_ranges"] == [[10, 12]]
+    assert (experience["response_length"], experience["action_mask"][0]) == ([2], [0] * 9 + [1, 1])
 
 
 def test_inherited_replies_are_copied_context_of_a_trajectory():
@@ -157,8 +157,8 @@ def test_inherited_replies_are_copied_context_of_a_trajectory():
         (document,) = rows("atif", mode)
         agent = [step for step in document["steps"] if step["source"] == "agent"]
 
-        assert [(True, False), (False, True)] == [("is_copied_context" in step, "metrics" in step) for step in agent]
-        assert 2 == document["final_metrics"]["total_completion_tokens"]
+        assert [("is_copied_context" in step, "metrics" in step) for step in agent] == [(True, False), (False, True)]
+        assert document["final_metrics"]["total_completion_tokens"] == 2
 
 
 @given(families(unique_forests(), repeats=False), st.sampled_from(["prompt", "masked"]))
@@ -188,5 +188,5 @@ def test_no_format_trains_a_token_of_a_source_and_its_playbacks_twice(family, mo
 def test_a_row_without_a_point_is_not_of_a_playback():
     found = FORMATS["sequences"].rows(RolloutFacts("r1"), [make_step("a", [1], [10])], Options())
 
-    assert [None] == [*found.points]
+    assert [*found.points] == [None]
     assert "inherited" not in found.rows[0]

@@ -54,7 +54,7 @@ def test_prime_rl_has_them_at_the_position_of_ref_logprobs():
     """The array has 14 positions in any case; sampling masks have the last one."""
     (plain,), (row,) = worked.rows("prime_rl"), worked.rows("prime_rl", fill=fill_for("teacher"))
 
-    assert (14, FULL) == (len(row), row[5])
+    assert (len(row), row[5]) == (14, FULL)
     assert plain[:5] + plain[6:] == row[:5] + row[6:]
 
 
@@ -76,28 +76,28 @@ def test_verls_batch_pads_a_teachers_tokens_like_its_rows():
     nothing = [0, 0]
     ids = [nothing, nothing, [11, 12], [21, 22], [31, 32], *[nothing] * 4, [41, 42], [51, 52], nothing]
 
-    assert [[[7, 7], *ids, [7, 7]]] == row["teacher_ids"]
-    assert [-0.5, -1.75] == row["teacher_logprobs"][0][10]
+    assert row["teacher_ids"] == [[[7, 7], *ids, [7, 7]]]
+    assert row["teacher_logprobs"][0][10] == [-0.5, -1.75]
     assert len(row["input_ids"][0]) == len(row["teacher_logprobs"][0])
 
 
 def test_atropos_has_a_teachers_likely_tokens_to_distill():
     (row,) = worked.rows("scored_data", fill=fill_for("teacher", LIKELY))
 
-    assert [[[0, 0]] * 3 + [[11, 12], [21, 22], [31, 32]] + [[0, 0]] * 4 + [[41, 42], [51, 52]]] == row[
-        "distill_token_ids"
+    assert row["distill_token_ids"] == [
+        [[0, 0]] * 3 + [[11, 12], [21, 22], [31, 32]] + [[0, 0]] * 4 + [[41, 42], [51, 52]]
     ]
-    assert [-0.5, -2.0] == row["distill_logprobs"][0][-1]
+    assert row["distill_logprobs"][0][-1] == [-0.5, -2.0]
 
 
 def test_the_canonical_row_has_null_where_nothing_is_trained():
     """With what scored it, and the likely tokens."""
     (row,) = worked.rows("sequences", fill=fill_for("teacher", LIKELY))
 
-    assert {"engine": "big-0", "model": "big", "policy_version": "t1"} == row["rescored"]
-    assert [None, None, None, -2.0, -3.0, -4.0, None, None, None, None, -5.0, -6.0] == row["rescored_logprobs"]
-    assert [None, [11, 12]] == row["rescored_top_ids"][2:4]
-    assert [[-0.5, -2.0]] == row["rescored_top_logprobs"][-1:]
+    assert row["rescored"] == {"engine": "big-0", "model": "big", "policy_version": "t1"}
+    assert row["rescored_logprobs"] == [None, None, None, -2.0, -3.0, -4.0, None, None, None, None, -5.0, -6.0]
+    assert row["rescored_top_ids"][2:4] == [None, [11, 12]]
+    assert row["rescored_top_logprobs"][-1:] == [[-0.5, -2.0]]
     assert worked.rows("sequences")[0]["logprobs"] == row["logprobs"]
 
 
@@ -129,7 +129,7 @@ def test_a_group_of_scored_rows_is_gathered():
     form = FORMATS["verl_dataproto"]
     member = form.rows(worked.FACTS, worked.STEPS, worked.Options(), fill_for("proximal"))
 
-    assert 2 == len(form.gather([member, member])["old_log_probs"])
+    assert len(form.gather([member, member])["old_log_probs"]) == 2
     assert (PLAIN.described(),) == tuple(member.rescored)
 
 

@@ -26,7 +26,7 @@ def rendered(name, rows, report=None):
 def test_json_is_one_object_with_format_rows_and_report(rows, report):
     expected = {"format": "sequences", "rows": rows} | ({} if report is None else {"report": report})
 
-    assert expected == orjson.loads(rendered("json", rows, report))
+    assert orjson.loads(rendered("json", rows, report)) == expected
 
 
 @given(ROWS, REPORT)
@@ -34,7 +34,7 @@ def test_ndjson_has_one_row_per_line_and_the_report_as_last_line(rows, report):
     lines = rendered("ndjson", rows, report).split(b"\n")
     expected = [*rows, *([] if report is None else [{"report": report}])]
 
-    assert (expected, b"") == ([orjson.loads(line) for line in lines[:-1]], lines[-1])
+    assert ([orjson.loads(line) for line in lines[:-1]], lines[-1]) == (expected, b"")
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False)))
@@ -52,7 +52,7 @@ def test_msgpack_has_one_message_per_row_and_the_report_as_last_message(rows, re
     expected = [*rows, *([] if report is None else [{"report": report}])]
 
     assert whole == b"".join(map(CONTAINERS["msgpack"](FORMATS["sequences"]).row, expected))
-    assert expected == [decoder.decode(rendered("msgpack", [row])) for row in expected]
+    assert [decoder.decode(rendered("msgpack", [row])) for row in expected] == expected
 
 
 @pytest.mark.parametrize(("name", "library"), [("arrow", "pyarrow"), ("parquet", "pyarrow")])
@@ -67,7 +67,7 @@ def test_a_container_without_its_library_names_the_extra(name, library, monkeypa
 def test_nan_and_infinity_become_null(name):
     """In rows and in the report."""
     assert b"NaN" not in rendered(name, [{"reward": nan}], {"reward": inf})
-    assert 2 == rendered(name, [{"reward": nan}], {"reward": inf}).count(b'{"reward":null}')
+    assert rendered(name, [{"reward": nan}], {"reward": inf}).count(b'{"reward":null}') == 2
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_token_ids_are_int32_lists_and_logprobs_float32_lists_with_nulls(contain
     ids, logprobs = (table.schema.field(name).type.value_type for name in ("token_ids", "logprobs"))
 
     assert (pa.int32(), pa.float32()) == (ids, logprobs)
-    assert 7 == table["logprobs"].combine_chunks().flatten().null_count
+    assert table["logprobs"].combine_chunks().flatten().null_count == 7
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
@@ -111,7 +111,7 @@ def test_an_export_without_rows_has_the_columns(container):
     table = read(container, written(container, "trl", []))
 
     assert (0, list(FORMATS["trl"].columns)) == (table.num_rows, table.column_names)
-    assert b"trl" == table.schema.metadata[b"format"]
+    assert table.schema.metadata[b"format"] == b"trl"
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
@@ -122,23 +122,23 @@ def test_rows_are_written_in_batches_of_limited_size(container, limit, monkeypat
     writer.opening()
     (row,) = worked.rows("sequences")
 
-    assert [False, True, False, True] == [bool(writer.row(row)) for _ in range(4)]
+    assert [bool(writer.row(row)) for _ in range(4)] == [False, True, False, True]
 
 
 def test_the_report_is_the_metadata_of_a_last_empty_arrow_batch():
     stream = pa.ipc.open_stream(written("arrow", "sequences", worked.rows("sequences"), REPORT))
     batches = list(stream.iter_batches_with_custom_metadata())
 
-    assert [(1, None), (0, REPORT)] == [
+    assert [
         (batch.batch.num_rows, batch.custom_metadata and orjson.loads(batch.custom_metadata[b"report"]))
         for batch in batches
-    ]
+    ] == [(1, None), (0, REPORT)]
 
 
 def test_the_report_is_in_the_parquet_files_metadata():
     raw = written("parquet", "sequences", worked.rows("sequences"), REPORT)
 
-    assert REPORT == orjson.loads(parquet.read_metadata(io.BytesIO(raw)).metadata[b"report"])
+    assert orjson.loads(parquet.read_metadata(io.BytesIO(raw)).metadata[b"report"]) == REPORT
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])

@@ -37,7 +37,7 @@ EXAMPLES = [
 
 
 def test_the_reward_is_repeated_for_each_token_and_the_policy_version_is_a_number():
-    assert EXAMPLES == worked.rows("marin")
+    assert worked.rows("marin") == EXAMPLES
 
 
 def test_another_number_of_token_rewards_is_rejected():
@@ -50,7 +50,7 @@ def test_another_number_of_token_rewards_is_rejected():
 def test_token_rewards_are_exported_unchanged():
     rows = worked.rows("marin", facts=replace(worked.FACTS, step_rewards={"a": [0.5, 0.25, 0.0]}))
 
-    assert [[0.5, 0.25, 0.0], [1.0, 1.0]] == [row["token_rewards"] for row in rows]
+    assert [row["token_rewards"] for row in rows] == [[0.5, 0.25, 0.0], [1.0, 1.0]]
 
 
 def test_a_rollout_group_has_equal_prompts():
@@ -59,7 +59,7 @@ def test_a_rollout_group_has_equal_prompts():
     short = [worked.first()]
     members = [form.rows(worked.FACTS, steps, Options()) for steps in (worked.STEPS, short, worked.STEPS)]
 
-    assert [3, 2] == [len(group["rollouts"]) for group in form.gather(members)]
+    assert [len(group["rollouts"]) for group in form.gather(members)] == [3, 2]
     assert [EXAMPLES[0]] * 3 == form.gather(members)[0]["rollouts"]
 
 
@@ -75,9 +75,9 @@ def test_a_response_cut_by_length_or_by_a_disconnect_is_truncated():
     cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
     broken = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=None), status="partial")
 
-    assert [True] == [row["is_truncated"] for row in worked.rows("marin", [cut])]
+    assert [row["is_truncated"] for row in worked.rows("marin", [cut])] == [True]
     rows = worked.rows("marin", [broken, worked.second()], options=Options(include="flagged"))
-    assert [True, False] == [row["is_truncated"] for row in rows]
+    assert [row["is_truncated"] for row in rows] == [True, False]
 
 
 def test_an_unknown_policy_version_is_minus_1_and_two_versions_in_a_step_are_rejected():
@@ -88,14 +88,14 @@ def test_an_unknown_policy_version_is_minus_1_and_two_versions_in_a_step_are_rej
     ):
         worked.rows("marin", [worked.first(both)])
 
-    assert -1 == row["metadata"]["weight_step"]
+    assert row["metadata"]["weight_step"] == -1
 
 
 def test_sampling_parameters_are_exported_if_temperature_and_length_are_known():
     sampling = {"temperature": 0.5, "max_tokens": 16, "top_k": 5, "stop": "END"}
     (row,) = worked.rows("marin", [worked.first(sampling=sampling)])
 
-    assert {
+    assert row["decoding"] == {
         "strategy": "sample",
         "temperature": 0.5,
         "top_k": 5,
@@ -110,7 +110,7 @@ def test_sampling_parameters_are_exported_if_temperature_and_length_are_known():
         "stop_token_ids": None,
         "ignore_eos": False,
         "seed": None,
-    } == row["decoding"]
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from proxy.trajectory.sequence import Options
 
 
 def test_an_agents_response_has_unshifted_tokens_and_one_range_per_turn():
-    assert [
+    assert worked.rows("openrlhf") == [
         {
             "observation_tokens": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
             "action_ranges": [[3, 6], [10, 12]],
@@ -21,11 +21,11 @@ def test_an_agents_response_has_unshifted_tokens_and_one_range_per_turn():
             "truncated": False,
             "rollout_id": "r1",
         }
-    ] == worked.rows("openrlhf")
+    ]
 
 
 def test_the_action_arrays_of_an_experience_begin_at_position_1():
-    assert [
+    assert worked.rows("openrlhf_experience") == [
         {
             "sequences": [[101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9]],
             "attention_mask": [[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]],
@@ -37,14 +37,14 @@ def test_the_action_arrays_of_an_experience_begin_at_position_1():
             "truncated": [False],
             "total_length": [12.0],
         }
-    ] == worked.rows("openrlhf_experience")
+    ]
 
 
 def test_a_response_cut_by_length_is_truncated_without_an_added_end_of_turn():
     cut = worked.sampled(worked.S2[:1], worked.L2[:1], finish_reason="length")
     (row,) = worked.rows("openrlhf", [worked.first(), worked.second(cut)])
 
-    assert (True, [[3, 6], [10, 11]]) == (row["truncated"], row["action_ranges"])
+    assert (row["truncated"], row["action_ranges"]) == (True, [[3, 6], [10, 11]])
 
 
 @pytest.mark.parametrize(("name", "truncated"), [("openrlhf", True), ("openrlhf_experience", [True])])

@@ -21,14 +21,14 @@ EXAMPLE = {
 
 
 def test_tokens_that_were_not_sampled_have_mask_0_and_logprob_0():
-    assert [EXAMPLE] == worked.rows("osmosis")
+    assert worked.rows("osmosis") == [EXAMPLE]
 
 
 def test_a_wrong_claim_changes_only_mask_claims():
     (row,) = worked.rows("osmosis", [worked.first(), worked.second(extra={"request_key": "b", "mask_claim": 3})])
     claims = [EXAMPLE["mask_claims"][0], {"call": 1, "claimed": 3, "exact": 4}]
 
-    assert EXAMPLE | {"mask_claims": claims} == row
+    assert row == EXAMPLE | {"mask_claims": claims}
 
 
 def test_several_sequences_or_a_missing_reward_are_rejected():

@@ -15,7 +15,7 @@ PROCESSED = {"temperature": 1.0, "logprobs_mode": "processed_logprobs", "top_k":
 
 
 def test_a_row_has_14_fields_in_order_and_no_null_logprobs():
-    assert [
+    assert worked.rows("prime_rl") == [
         [
             [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
             [False, False, False, True, True, True, False, False, False, False, True, True],
@@ -26,14 +26,14 @@ def test_a_row_has_14_fields_in_order_and_no_null_logprobs():
             [0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5],
             None,
         ]
-    ] == worked.rows("prime_rl")
-    assert 14 == len(FORMATS["prime_rl"].columns)
+    ]
+    assert len(FORMATS["prime_rl"].columns) == 14
 
 
 def test_tokens_that_were_not_sampled_have_the_temperature_of_the_next_turn():
     steps = [worked.first(), worked.second(sampling={"temperature": 0.5})]
 
-    assert [1.0] * 6 + [0.5] * 6 == worked.rows("prime_rl", steps)[0][3]
+    assert worked.rows("prime_rl", steps)[0][3] == [1.0] * 6 + [0.5] * 6
 
 
 def test_a_turn_shared_by_two_sequences_is_trained_in_the_first():
@@ -41,8 +41,8 @@ def test_a_turn_shared_by_two_sequences_is_trained_in_the_first():
     steps = [make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20]), make_step("c", [1, 10, 3], [30])]
     first, second = worked.rows("prime_rl", steps)
 
-    assert ([False, True, False, True], [0.0, 0.5, 0.0, 0.5]) == (first[1], first[12])
-    assert ([False, False, False, True], [0.0, 0.0, 0.0, 0.5]) == (second[1], second[12])
+    assert (first[1], first[12]) == ([False, True, False, True], [0.0, 0.5, 0.0, 0.5])
+    assert (second[1], second[12]) == ([False, False, False, True], [0.0, 0.0, 0.0, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_sampling_masks_are_flat_bytes_with_a_count_for_each_position(container)
     plain, masked = sorted(worked.rows("prime_rl", steps), key=lambda row: row[13] is not None)
     ids, counts = masked[13]
 
-    assert (None, [10, 11, 12], [0, 2, 1]) == (plain[13], array("i", ids).tolist(), array("i", counts).tolist())
+    assert (plain[13], array("i", ids).tolist(), array("i", counts).tolist()) == (None, [10, 11, 12], [0, 2, 1])
     writer = CONTAINERS[container](FORMATS["prime_rl"])
     assert writer.opening() + writer.row(plain) + writer.row(masked) + writer.closing(None)

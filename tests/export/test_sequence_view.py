@@ -35,7 +35,7 @@ def test_the_canonical_row_is_restored_from_every_format(name):
     """The logprobs of the 5 trained positions add up to -1.9375."""
     (row,) = worked.rows(name, fill=LENGTHS)
 
-    assert CANONICAL == BACK[name](row)
+    assert BACK[name](row) == CANONICAL
 
 
 @pytest.mark.parametrize("name", TURNS | CONVERSATIONS)
@@ -45,7 +45,7 @@ def test_the_turns_are_restored_from_every_format_by_turn(name):
     rows = worked.rows(name)
 
     assert expected == ([TURNS[name](row) for row in rows] if name in TURNS else CONVERSATIONS[name](*rows))
-    assert -1.9375 == sum(logprob for _, _, logprobs in expected for logprob in logprobs)
+    assert sum(logprob for _, _, logprobs in expected for logprob in logprobs) == -1.9375
 
 
 @pytest.mark.parametrize("name", FORKING)
@@ -85,8 +85,8 @@ def test_advantages_are_a_number_or_a_list_or_given_by_step():
     listed = by_token([float(index) for index in range(12)])
     by_step = by_token({"a": 0.5, "b": [1.0, 2.0]})
 
-    assert [[0, 0, 3, 4, 5, 0, 0, 0, 0, 10, 11]] == listed
-    assert [[0, 0, 0.5, 0.5, 0.5, 0, 0, 0, 0, 1.0, 2.0]] == by_step
+    assert listed == [[0, 0, 3, 4, 5, 0, 0, 0, 0, 10, 11]]
+    assert by_step == [[0, 0, 0.5, 0.5, 0.5, 0, 0, 0, 0, 1.0, 2.0]]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_each_trained_token_has_the_return_of_its_turn(name, steps):
 
     rows = worked.rows(name, steps, replace(facts, advantages=found))
 
-    assert expected == [ADVANTAGES_OF[name](row) for row in rows]
+    assert [ADVANTAGES_OF[name](row) for row in rows] == expected
 
 
 NAME, WEB = "0f" * 16, "https://example.com/a.png"
@@ -226,14 +226,14 @@ def with_images(*names, token=PAD):
 def test_sequences_name_each_image_with_the_place_of_its_placeholder():
     (row,) = worked.rows("sequences", with_images(NAME, WEB))
 
-    assert PLACED == row["images"]
-    assert [PAD, PAD] == [row["token_ids"][place["start"]] for place in row["images"]]
+    assert row["images"] == PLACED
+    assert [row["token_ids"][place["start"]] for place in row["images"]] == [PAD, PAD]
 
 
 def test_packed_rows_have_the_images_too():
     plan = FORMATS["sequences"].plan(worked.FACTS, with_images(NAME, WEB), Options())
 
-    assert [PLACED] == [row["images"] for row in plan.pack()]
+    assert [row["images"] for row in plan.pack()] == [PLACED]
 
 
 def test_images_of_unknown_places_have_null():
@@ -241,7 +241,7 @@ def test_images_of_unknown_places_have_null():
     steps = with_images(NAME, token=None)
     (row,) = worked.rows("sequences", steps)
 
-    assert [{"image": NAME, "start": None, "length": None}] == row["images"]
+    assert row["images"] == [{"image": NAME, "start": None, "length": None}]
 
 
 def test_a_row_that_max_len_cuts_has_the_images_that_are_left():
@@ -255,7 +255,7 @@ def test_trainers_get_references_in_order(name):
     """A path of the control API, or the URL."""
     (row,) = worked.rows(name, with_images(NAME, WEB))
 
-    assert [f"/rollouts/r1/images/{NAME}", WEB] == WITH_PLACE[name](row)
+    assert WITH_PLACE[name](row) == [f"/rollouts/r1/images/{NAME}", WEB]
 
 
 @pytest.mark.parametrize("name", sorted(WITH_PLACE))
@@ -269,7 +269,7 @@ def test_all_rows_of_a_batch_have_images_if_one_has(name):
     form = FORMATS[name]
     members = [form.rows(worked.FACTS, steps, Options()) for steps in (worked.STEPS, with_images(NAME, WEB))]
 
-    assert [[], [f"/rollouts/r1/images/{NAME}", WEB]] == form.gather(members)["images"]
+    assert form.gather(members)["images"] == [[], [f"/rollouts/r1/images/{NAME}", WEB]]
     assert "images" not in form.gather([members[0], Rows(members[0].rows, [])])
 
 

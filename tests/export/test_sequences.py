@@ -15,10 +15,10 @@ def test_there_is_one_row_per_branch_and_a_report_line_per_step_that_is_not_trai
     steps = [make_step("a", [1], [10]), make_step("b", [2], [20], problems=("echo",))]
     found = FORMATS["sequences"].rows(FACTS, steps, Options())
 
-    assert [("r1", "g1", 0, [1, 10], 0.5)] == [
+    assert [
         (row["rollout_id"], row["group_id"], row["branch"], row["token_ids"], row["reward"]) for row in found.rows
-    ]
-    assert [{"step_id": "b", "why": "echo"}] == found.skipped
+    ] == [("r1", "g1", 0, [1, 10], 0.5)]
+    assert found.skipped == [{"step_id": "b", "why": "echo"}]
 
 
 def test_tokens_that_were_not_sampled_have_null_or_the_fill_as_logprob():
@@ -28,7 +28,7 @@ def test_tokens_that_were_not_sampled_have_null_or_the_fill_as_logprob():
         for value in (None, 0.0)
     )
 
-    assert ([None, -1.0], [0.0, -1.0]) == (plain, filled)
+    assert (plain, filled) == ([None, -1.0], [0.0, -1.0])
 
 
 def test_rows_without_a_fill_can_be_packed():

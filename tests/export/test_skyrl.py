@@ -31,11 +31,11 @@ STEPWISE = {
 
 
 def test_a_rollout_is_one_entry_with_its_reward_on_the_last_token():
-    assert [JOINED] == worked.rows("skyrl")
+    assert worked.rows("skyrl") == [JOINED]
 
 
 def test_a_turn_is_one_entry_and_the_last_is_marked():
-    assert STEPWISE == worked.gathered("skyrl_stepwise")
+    assert worked.gathered("skyrl_stepwise") == STEPWISE
 
 
 @pytest.mark.parametrize(("name", "entries"), [("skyrl", [0, 1]), ("skyrl_stepwise", [0, 0, 1, 1])])
@@ -50,18 +50,18 @@ def test_a_step_reward_is_on_the_steps_last_token():
     """At the last step it replaces the rollout's reward."""
     some, all_ = (replace(worked.FACTS, step_rewards=rewards) for rewards in ({"a": 0.5}, {"a": 0.5, "b": 0.25}))
 
-    assert [[0, 0, 0.5, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=some)[0]["rewards"]
-    assert [[0, 0, 0.5, 0, 0, 0, 0, 0, 0.25]] == worked.rows("skyrl", facts=all_)[0]["rewards"]
-    assert [[0, 0, 0.5], [0, 1.0]] == worked.gathered("skyrl_stepwise", some)["rewards"]
-    assert [[0, 0, 0.5], [0, 0.25]] == worked.gathered("skyrl_stepwise", all_)["rewards"]
+    assert worked.rows("skyrl", facts=some)[0]["rewards"] == [[0, 0, 0.5, 0, 0, 0, 0, 0, 1.0]]
+    assert worked.rows("skyrl", facts=all_)[0]["rewards"] == [[0, 0, 0.5, 0, 0, 0, 0, 0, 0.25]]
+    assert worked.gathered("skyrl_stepwise", some)["rewards"] == [[0, 0, 0.5], [0, 1.0]]
+    assert worked.gathered("skyrl_stepwise", all_)["rewards"] == [[0, 0, 0.5], [0, 0.25]]
 
 
 def test_token_rewards_are_exported_unchanged():
     """A list of another length than the step's tokens is rejected."""
     valid, wrong = (replace(worked.FACTS, step_rewards={"a": rewards}) for rewards in ([0.1, 0.2, 0.3], [0.1]))
 
-    assert [[0.1, 0.2, 0.3, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=valid)[0]["rewards"]
-    assert [[0.1, 0.2, 0.3], [0, 1.0]] == worked.gathered("skyrl_stepwise", valid)["rewards"]
+    assert worked.rows("skyrl", facts=valid)[0]["rewards"] == [[0.1, 0.2, 0.3, 0, 0, 0, 0, 0, 1.0]]
+    assert worked.gathered("skyrl_stepwise", valid)["rewards"] == [[0.1, 0.2, 0.3], [0, 1.0]]
     with pytest.raises(Inexpressible, match="has 1 rewards for the 3 tokens of step"):
         worked.rows("skyrl", facts=wrong)
 
@@ -74,8 +74,8 @@ def test_a_response_without_a_stop_token_is_rejected_unless_it_was_cut_by_length
         with pytest.raises(Inexpressible, match="requires a stop token at the end of each response that stopped"):
             worked.rows(name, [stopped])
 
-    assert 1 == len(worked.rows("skyrl_stepwise", [cut]))
-    assert [["length"]] == [row["stop_reasons"] for row in worked.rows("skyrl", [cut])]
+    assert len(worked.rows("skyrl_stepwise", [cut])) == 1
+    assert [row["stop_reasons"] for row in worked.rows("skyrl", [cut])] == [["length"]]
 
 
 def test_several_sequences_are_exported_by_turn_or_rejected():
@@ -83,7 +83,7 @@ def test_several_sequences_are_exported_by_turn_or_rejected():
     with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows("skyrl", steps)
 
-    assert [[False], [True]] == [row["is_last_step"] for row in worked.rows("skyrl_stepwise", steps)]
+    assert [row["is_last_step"] for row in worked.rows("skyrl_stepwise", steps)] == [[False], [True]]
 
 
 @pytest.mark.parametrize("name", ["skyrl", "skyrl_stepwise"])

@@ -29,7 +29,7 @@ FORK = [make_step("a", [1], [10]), make_step("b", [2], [20])]
 
 
 def test_mask_and_logprobs_begin_after_the_first_prompt():
-    assert [EXAMPLE] == worked.rows("slime")
+    assert worked.rows("slime") == [EXAMPLE]
 
 
 def gather_group(group_id, members):
@@ -52,9 +52,9 @@ def test_each_rollout_has_its_own_loss_denominator_and_each_sample_its_own_index
     r1, r2, r3, r4 = ([worked.first(worked.sampled([201] * n, [-0.5] * n))] for n in (55, 35, 65, 56))
     samples = gather_group("g1", {"r1": r1, "r2": r2, "r5": FORK}) + gather_group("g2", {"r3": r3, "r4": r4})
 
-    assert [55, 35, 2, 2, 65, 56] == mask_sums(samples)
-    assert 6 == len({sample["index"] for sample in samples})
-    assert [4, 2] == list(Counter(sample["group_index"] for sample in samples).values())
+    assert mask_sums(samples) == [55, 35, 2, 2, 65, 56]
+    assert len({sample["index"] for sample in samples}) == 6
+    assert list(Counter(sample["group_index"] for sample in samples).values()) == [4, 2]
 
 
 def test_a_rollout_has_the_same_numbers_alone_and_in_its_group():
@@ -79,14 +79,14 @@ def test_the_status_is_the_rollouts_unless_it_completed(finish_reason, status, e
     """Otherwise it follows the last finish reason."""
     steps = [worked.first(), worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=finish_reason))]
 
-    assert [expected] == [row["status"] for row in worked.rows("slime", steps, replace(worked.FACTS, status=status))]
+    assert [row["status"] for row in worked.rows("slime", steps, replace(worked.FACTS, status=status))] == [expected]
 
 
 def test_a_sample_with_an_interrupted_last_turn_is_truncated():
     broken = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=None), status="partial")
     rows = worked.rows("slime", [worked.first(), broken], options=Options(include="flagged"))
 
-    assert ["truncated"] == [row["status"] for row in rows]
+    assert [row["status"] for row in rows] == ["truncated"]
 
 
 def test_weight_versions_lists_each_policy_version_span():
@@ -100,4 +100,4 @@ def test_weight_versions_lists_each_policy_version_span():
     ):
         worked.rows("slime", [worked.first(policy_version=None), worked.second()])
 
-    assert [["3", "4", "5"], []] == [row["weight_versions"] for row in changed + unknown]
+    assert [row["weight_versions"] for row in changed + unknown] == [["3", "4", "5"], []]

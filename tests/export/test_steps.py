@@ -23,7 +23,7 @@ def test_a_row_has_prompt_ids_sampled_ids_logprobs_and_origin():
     choice = make_choice(0, [1024, 2048], stop_reason=7)
     (row,) = rows(make_step("a", [1, 2], choice, index=3, policy_version="9"))
 
-    assert {
+    assert row == {
         "rollout_id": "r1",
         "group_id": "g1",
         "step_id": "a",
@@ -43,26 +43,26 @@ def test_a_row_has_prompt_ids_sampled_ids_logprobs_and_origin():
         "constrained": None,
         "reward": 0.5,
         "metadata": {"task": 7},
-    } == row
+    }
 
 
 def test_a_step_reward_overrides_the_rollouts_reward():
     steps = make_step("a", [1], [10]), make_step("b", [1], [20])
 
-    assert [0.5, 1.0] == [row["reward"] for row in rows(*steps)]
+    assert [row["reward"] for row in rows(*steps)] == [0.5, 1.0]
 
 
 def test_a_choice_has_its_own_prompt_and_no_row_without_one():
     step = make_step("a", [1], [10], make_choice(1, [20], prompt=1), make_choice(2, [30], prompt=2))
     step = replace(step, prompts=(*step.prompts, step.choices[0].ids))
 
-    assert [([1], [10]), ([10], [20])] == [(row["prompt_ids"], row["ids"]) for row in rows(step)]
+    assert [(row["prompt_ids"], row["ids"]) for row in rows(step)] == [([1], [10]), ([10], [20])]
 
 
 def test_flagged_steps_are_rows_only_on_request_and_have_their_flags():
     step = make_step("a", [1], [10], problems=("echo",))
 
-    assert ([], [["echo"]]) == (rows(step), [row["problems"] for row in rows(step, options=Options(include="flagged"))])
+    assert (rows(step), [row["problems"] for row in rows(step, options=Options(include="flagged"))]) == ([], [["echo"]])
 
 
 def test_routed_experts_sampling_mask_and_version_spans_are_exported():
@@ -76,11 +76,11 @@ def test_routed_experts_sampling_mask_and_version_spans_are_exported():
     (plain,) = rows(make_step("a", [1], make_choice(0, [10, 20])))
     (row,) = rows(make_step("a", [1], choice))
 
-    assert {
+    assert {key: value for key, value in row.items() if key not in plain} == {
         "spans": [{"start": 0, "end": 1, "policy_version": "8"}, {"start": 1, "end": 2, "policy_version": "9"}],
         "routed_experts": {"form": "int32", "given": "AQIDBA=="},
         "sampling_mask": [[10, 11], []],
-    } == {key: value for key, value in row.items() if key not in plain}
+    }
 
 
 def test_the_epoch_is_exported_unless_it_is_the_first_one():
@@ -88,7 +88,7 @@ def test_the_epoch_is_exported_unless_it_is_the_first_one():
         make_step("a", [1], replace(make_choice(0, [10]), spans=(Span(0, 1, "8", epoch),))) for epoch in (0, 2)
     )
 
-    assert [None, 2] == [rows(step)[0].get("policy_epoch") for step in (first, second)]
+    assert [rows(step)[0].get("policy_epoch") for step in (first, second)] == [None, 2]
     assert FORMATS["steps"].columns.keys() >= rows(second)[0].keys()
 
 

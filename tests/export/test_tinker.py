@@ -10,14 +10,14 @@ from proxy.export import Inexpressible
 
 
 def test_targets_begin_at_position_1_and_the_input_lacks_the_last_token():
-    assert [
+    assert worked.rows("tinker") == [
         {
             "model_input": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203],
             "target_tokens": [102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
             "logprobs": [0.0, 0.0, -0.5, -0.25, -0.125, 0.0, 0.0, 0.0, 0.0, -1.0, -0.0625],
             "advantages": [0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5],
         }
-    ] == worked.rows("tinker")
+    ]
 
 
 def test_a_missing_advantage_is_rejected():

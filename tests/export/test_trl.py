@@ -22,7 +22,7 @@ FORK = [make_step("a", [1], [10]), make_step("b", [2, 3], [20])]
 
 def test_the_completion_begins_after_the_first_prompt():
     """Tokens that were not sampled have env_mask 0."""
-    assert [EXAMPLE] == worked.rows("trl")
+    assert worked.rows("trl") == [EXAMPLE]
 
 
 def test_a_group_has_one_entry_per_rollout_in_each_list():
@@ -44,8 +44,8 @@ def test_several_sequences_are_rejected_unless_one_is_selected():
     ):
         worked.rows("trl", FORK)
 
-    assert ([[2, 3]], [[20]]) == (row["prompt_ids"], row["completion_ids"])
+    assert (row["prompt_ids"], row["completion_ids"]) == ([[2, 3]], [[20]])
 
 
 def test_a_rollout_without_trainable_steps_has_no_row():
-    assert ([], {}) == (worked.rows("trl", []), FORMATS["trl"].gather([]))
+    assert (worked.rows("trl", []), FORMATS["trl"].gather([])) == ([], {})

@@ -19,7 +19,7 @@ EXAMPLE = {
 
 
 def test_the_model_version_is_the_oldest_and_the_spread_is_a_metric():
-    assert [EXAMPLE | {"metrics": {"model_version_spread": 1.0}}] == worked.rows("trl_async")
+    assert worked.rows("trl_async") == [EXAMPLE | {"metrics": {"model_version_spread": 1.0}}]
 
 
 def test_all_samples_of_a_group_have_its_number():
@@ -36,8 +36,8 @@ def test_all_samples_of_a_group_have_its_number():
         }.items()
     }
 
-    assert [1, 1, 1] == [len(numbers) for numbers in ids.values()]
-    assert 3 == len(set.union(*ids.values()))
+    assert [len(numbers) for numbers in ids.values()] == [1, 1, 1]
+    assert len(set.union(*ids.values())) == 3
 
 
 @pytest.mark.parametrize(

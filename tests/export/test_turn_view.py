@@ -32,10 +32,10 @@ def test_a_turn_longer_than_max_len_is_skipped_and_reported(name):
     """If the trainer's format has no truncation."""
     found = FORMATS[name].rows(worked.FACTS, worked.STEPS, Options(max_len=11))
 
-    assert (1, [{"step_id": "b", "why": "longer than max_len=11", "dropped_tokens": 2}]) == (
+    assert (
         len(found.rows),
         found.skipped,
-    )
+    ) == (1, [{"step_id": "b", "why": "longer than max_len=11", "dropped_tokens": 2}])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,4 +58,4 @@ def test_steps_without_requested_logprobs_are_rejected_with_the_name_of_the_sett
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rollout_without_steps_has_no_rows_and_needs_no_reward(name):
-    assert [] == worked.rows(name, [])
+    assert worked.rows(name, []) == []

@@ -70,7 +70,7 @@ def test_max_len_cuts_the_completion_as_max_seq_len_does(max_len, expected):
     """Of a longer prompt, only its beginning is left."""
     tokens = worked.rows("verifiers", options=Options(max_len=max_len))[1]["tokens"]
 
-    assert expected == {key: tokens[key] for key in expected}
+    assert {key: tokens[key] for key in expected} == expected
 
 
 def test_an_interrupted_response_is_truncated():
@@ -79,7 +79,7 @@ def test_an_interrupted_response_is_truncated():
     length = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason="length"))
     rows = worked.rows("verifiers", [broken, length], options=Options(include="flagged"))
 
-    assert [True, False] == [row["tokens"]["is_truncated"] for row in rows]
+    assert [row["tokens"]["is_truncated"] for row in rows] == [True, False]
 
 
 def replied(message, finish_reason="stop"):
@@ -98,8 +98,8 @@ def test_null_and_empty_fields_of_a_message_are_omitted():
     calling, talking = (worked.rows("verifiers", [replied(message)])[0]["completion"] for message in messages)
     kept = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
-    assert [{"role": "assistant", "content": "", "reasoning": "Hm.", "tool_calls": [kept]}] == calling
-    assert [{"role": "assistant", "content": "Hi"}] == talking
+    assert calling == [{"role": "assistant", "content": "", "reasoning": "Hm.", "tool_calls": [kept]}]
+    assert talking == [{"role": "assistant", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_a_step_is_truncated_by_the_engine_or_by_max_len(finish_reason, max_len,
     """Its tokens are truncated by max_len only."""
     (row,) = worked.rows("verifiers", [replied(worked.REPLY, finish_reason)], options=Options(max_len=max_len))
 
-    assert (expected, max_len == 5) == (row["is_truncated"], row["tokens"]["is_truncated"])
+    assert (row["is_truncated"], row["tokens"]["is_truncated"]) == (expected, max_len == 5)
 
 
 def test_a_step_without_token_ids_is_truncated_by_its_finish_reason():
     choice = Choice(0, array("i"), array("f"), "length")
     step = replace(worked.first(choice, problems=("no_token_ids",)), prompts=())
 
-    assert [(True, "r1")] == [(row["is_truncated"], row["trajectory_id"]) for row in worked.rows("verifiers", [step])]
+    assert [(row["is_truncated"], row["trajectory_id"]) for row in worked.rows("verifiers", [step])] == [(True, "r1")]
 
 
 def test_overlong_keep_cuts_nothing_and_drop_skips_the_step():
@@ -130,9 +130,9 @@ def test_a_step_without_token_ids_has_null_tokens_and_is_reported():
     found = FORMATS["verifiers"].rows(worked.FACTS, [without_ids(), worked.second()], Options())
     nothing = worked.rows("verifiers", [replace(without_ids(), choices=())])
 
-    assert [None, [203, 9]] == [row["tokens"] and row["tokens"]["completion_ids"] for row in found.rows]
-    assert [{"step_id": "a", "why": "no_token_ids"}] == found.skipped
-    assert [None] == [row["tokens"] for row in nothing]
+    assert [row["tokens"] and row["tokens"]["completion_ids"] for row in found.rows] == [None, [203, 9]]
+    assert found.skipped == [{"step_id": "a", "why": "no_token_ids"}]
+    assert [row["tokens"] for row in nothing] == [None]
 
 
 def test_each_choice_is_a_step_with_its_own_response():
@@ -153,7 +153,7 @@ def test_each_choice_is_a_step_with_its_own_response():
 def test_a_step_has_one_advantage_or_null(advantages, expected):
     rows = worked.rows("verifiers", facts=replace(worked.FACTS, advantages=advantages))
 
-    assert expected == [row["advantage"] for row in rows]
+    assert [row["advantage"] for row in rows] == expected
 
 
 def test_a_missing_reward_is_null():
@@ -161,9 +161,9 @@ def test_a_missing_reward_is_null():
     rows = worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))
     mixed = worked.rows("verifiers", facts=replace(worked.FACTS, reward=None, step_rewards={"a": 0.25}))
 
-    assert [None, None] == [row["reward"] for row in rows]
-    assert [0.25, None] == [row["reward"] for row in mixed]
-    assert "optional" == FORMATS["verifiers"].reward
+    assert [row["reward"] for row in rows] == [None, None]
+    assert [row["reward"] for row in mixed] == [0.25, None]
+    assert FORMATS["verifiers"].reward == "optional"
 
 
 @pytest.mark.parametrize(("reason", "truncated"), [("stop", False), ("length", True), ("abort", True)])
@@ -190,7 +190,7 @@ EXAMPLES = [
 
 
 def test_each_step_is_an_example_with_its_prompt_and_completion():
-    assert EXAMPLES == worked.rows("training_examples")
+    assert worked.rows("training_examples") == EXAMPLES
 
 
 def test_a_step_reward_overrides_the_rollouts_reward():
@@ -199,7 +199,7 @@ def test_a_step_reward_overrides_the_rollouts_reward():
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("training_examples", facts=replace(worked.FACTS, reward=None))
 
-    assert [0.25, 1.0] == [row["reward"] for row in rows]
+    assert [row["reward"] for row in rows] == [0.25, 1.0]
 
 
 def test_the_completion_is_cut_to_max_len():
@@ -207,7 +207,7 @@ def test_the_completion_is_cut_to_max_len():
     cut = worked.rows("training_examples", options=Options(max_len=11))
     found = FORMATS["training_examples"].rows(worked.FACTS, worked.STEPS, Options(max_len=10))
 
-    assert ([203], [0] * 10 + [1]) == (cut[1]["token_ids"][10:], cut[1]["mask"])
+    assert (cut[1]["token_ids"][10:], cut[1]["mask"]) == ([203], [0] * 10 + [1])
     skipped = [{"step_id": "b", "why": "longer than max_len=10", "dropped_tokens": 2}]
     assert (EXAMPLES[:1], skipped) == (found.rows, found.skipped)
 
@@ -216,6 +216,7 @@ def test_a_superseded_call_has_no_example():
     lost = make_step("a", [1], [10], delivered=False, extra={"request_key": "x"})
     again = make_step("b", [1], [10], extra={"request_key": "x"})
 
-    assert [[1, 10], [5, 6]] == [
-        row["token_ids"] for row in worked.rows("training_examples", [lost, again, make_step("c", [5], [6])])
+    assert [row["token_ids"] for row in worked.rows("training_examples", [lost, again, make_step("c", [5], [6])])] == [
+        [1, 10],
+        [5, 6],
     ]

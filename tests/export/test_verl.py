@@ -32,26 +32,26 @@ LENGTHS = Fill(prompt_length=4, response_length=10)
 
 def test_an_agent_loop_output_has_prompt_and_response_apart():
     """num_turns counts the messages of user, assistant and tools."""
-    assert [OUTPUT] == worked.rows("verl")
+    assert worked.rows("verl") == [OUTPUT]
     assert FORMATS["verl"].whole
 
 
 def test_without_messages_num_turns_counts_calls():
     steps = [worked.first(request={}), worked.second(request={"prompt": "?"})]
 
-    assert [2] == [row["num_turns"] for row in worked.rows("verl", steps)]
+    assert [row["num_turns"] for row in worked.rows("verl", steps)] == [2]
 
 
 def test_policy_versions_and_reward_are_optional():
     steps = [worked.first(policy_version=None), worked.second(policy_version=None)]
     (row,) = worked.rows("verl", steps, replace(worked.FACTS, reward=None))
 
-    assert OUTPUT | {"extra_fields": {"rollout_id": "r1"}, "reward_score": None} == row
+    assert row == OUTPUT | {"extra_fields": {"rollout_id": "r1"}, "reward_score": None}
 
 
 def test_a_batch_is_padded_left_for_prompts_and_right_for_responses():
     """The reward is on the last response token."""
-    assert [BATCH] == worked.rows("verl_dataproto", fill=LENGTHS)
+    assert worked.rows("verl_dataproto", fill=LENGTHS) == [BATCH]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_scores_of_a_batch_have_the_rewards_of_steps_and_of_tokens(reward, s
     facts = replace(worked.FACTS, reward=reward, step_rewards=step_rewards)
     (row,) = worked.rows("verl_dataproto", facts=facts, fill=LENGTHS)
 
-    assert [[*scores, 0.0]] == row["rm_scores"]
+    assert row["rm_scores"] == [[*scores, 0.0]]
 
 
 def test_rewards_of_other_steps_give_a_batch_no_scores():
@@ -106,4 +106,4 @@ def test_a_sequence_of_full_length_is_not_padded():
     (exact,) = worked.rows("verl_dataproto", fill=Fill(prompt_length=3, response_length=9))
     (padded,) = worked.rows("verl_dataproto", fill=replace(LENGTHS, pad_id=7))
 
-    assert ([[101, 102, 103]], [[7, 101, 102, 103]]) == (exact["prompts"], padded["prompts"])
+    assert (exact["prompts"], padded["prompts"]) == ([[101, 102, 103]], [[7, 101, 102, 103]])

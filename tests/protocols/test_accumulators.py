@@ -84,11 +84,11 @@ def test_each_listed_exception_still_differs():
     listed = [(whole, stream) for whole, stream in twins() if whole in OTHER_MESSAGE]
 
     assert len(OTHER_MESSAGE) == len(listed)
-    assert [] == [
+    assert [
         whole
         for whole, stream in listed
         if comparable(orjson.loads(load(whole).response)) == comparable(accumulate(stream))
-    ]
+    ] == []
 
 
 def test_interleaved_choices_are_joined_by_index():
@@ -97,8 +97,8 @@ def test_interleaved_choices_are_joined_by_index():
         accumulator.feed({"id": "x", "choices": [{"index": index, "text": text, "finish_reason": None}]})
     accumulator.feed({"choices": [{"index": 1, "text": "", "finish_reason": "stop"}]})
 
-    assert ["aA", "bB"] == [choice["text"] for choice in accumulator.finish()["choices"]]
-    assert 1 == accumulator.finished
+    assert [choice["text"] for choice in accumulator.finish()["choices"]] == ["aA", "bB"]
+    assert accumulator.finished == 1
 
 
 def test_a_null_list_of_logprobs_adds_no_entries():
@@ -106,7 +106,7 @@ def test_a_null_list_of_logprobs_adds_no_entries():
     for top in ([{"a": -1.0}], None):
         accumulator.feed({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": ["a"], "top_logprobs": top}}]})
 
-    assert {"tokens": ["a", "a"], "top_logprobs": [{"a": -1.0}]} == accumulator.finish()["choices"][0]["logprobs"]
+    assert accumulator.finish()["choices"][0]["logprobs"] == {"tokens": ["a", "a"], "top_logprobs": [{"a": -1.0}]}
 
 
 @pytest.mark.parametrize("index", ["0", 0.0, True, None])
@@ -131,7 +131,7 @@ def test_tool_call_deltas_are_joined_by_index():
         {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}},
         {"id": "c2", "type": "function", "function": {"name": "mul", "arguments": ""}},
     ]
-    assert expected == accumulator.finish()["choices"][0]["message"]["tool_calls"]
+    assert accumulator.finish()["choices"][0]["message"]["tool_calls"] == expected
 
 
 def test_accumulating_does_not_change_the_chunks():
@@ -147,7 +147,7 @@ def test_accumulating_does_not_change_the_chunks():
         accumulator.feed(each)
 
     assert before == orjson.dumps(chunks)
-    assert [1, 2] == accumulator.finish()["choices"][0]["token_ids"]
+    assert accumulator.finish()["choices"][0]["token_ids"] == [1, 2]
 
 
 def chunk(response_id, *indexes, text="x"):
@@ -169,8 +169,8 @@ def test_each_choice_of_a_stream_may_have_an_id_of_its_own():
     for each in (*contents, chunk("b", 0, text=""), chunk("a", 1, text=""), chunk("b"), chunk("a")):
         accumulator.feed(each)
 
-    assert set() == accumulator.problems
-    assert "a" == accumulator.finish()["id"]
+    assert accumulator.problems == set()
+    assert accumulator.finish()["id"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_parts_of_sglext_may_arrive_in_several_chunks(parts, is_sound):
     assert (set() if is_sound else {"changed_midstream"}) == accumulator.problems
     if is_sound:
         expected = {name: part for part in parts for name, part in part.items() if part is not None}
-        assert expected == accumulator.finish()["sglext"]
+        assert accumulator.finish()["sglext"] == expected
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_the_parts_of_sglext_may_arrive_in_several_chunks(parts, is_sound):
     ],
 )
 def test_an_id_that_changes_within_a_choice_is_a_problem(chunks):
-    assert {"changed_midstream"} == problems_of(*(chunk(*each) for each in chunks))
+    assert problems_of(*(chunk(*each) for each in chunks)) == {"changed_midstream"}
 
 
 def generated(index, ids, **more):
@@ -249,9 +249,9 @@ def test_interleaved_choices_of_generate_are_joined_by_index():
 
     spans = [{"version": "v", "start": 0, "end": 1}]
     assert {"index": 0, "token_ids": [9], "text": "xy", "weight_versions": spans}.items() <= first.items()
-    assert (None, None) == (first["logprobs"], first["sampling_mask"])
+    assert (first["logprobs"], first["sampling_mask"]) == (None, None)
     assert {"index": 1, "token_ids": [1, 2], "text": "ab", "sampling_mask": [[1, 5], []]}.items() <= second.items()
-    assert {"content": [first_entry, second_entry]} == second["logprobs"]
+    assert second["logprobs"] == {"content": [first_entry, second_entry]}
     assert "weight_versions" not in second
 
 
@@ -277,7 +277,7 @@ def test_finished_choices_are_counted_once():
         accumulator.feed(piece)
         counts.append(accumulator.finished)
 
-    assert [0, 1, 1, 2] == counts
+    assert counts == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,8 @@ def test_stripping_restores_the_plain_response_byte_for_byte(pair):
     expected, actual = normal(plain.response), normal(shown + end)
     if pair in INTERLEAVED:
         expected, actual = sorted(expected.split(b"\n\n")), sorted(actual.split(b"\n\n"))
-    assert expected == actual
-    assert () == step.problems
+    assert actual == expected
+    assert step.problems == ()
 
 
 @pytest.mark.parametrize("pair", sorted(name.removesuffix("_inj") for name in names("recorded/*_inj")))
@@ -114,7 +114,7 @@ def test_usage_that_a_server_always_sends_is_forwarded(name):
 
     assert plan.view.strip_rules.usage
     assert cassette.response == shown + outcome.end
-    assert (True, ()) == (exchange.response.forces_usage, outcome.step.problems)
+    assert (exchange.response.forces_usage, outcome.step.problems) == (True, ())
 
 
 FLAGS = orjson.loads((CASSETTES / "flags.json").read_bytes())
@@ -176,7 +176,7 @@ def test_an_engine_that_disconnects_midstream_leaves_a_partial_step():
     half = cassette.response[: len(cassette.response) // 2]
     outcome = aborted(cassette, half, "Engine e disconnected", delivered=True)
 
-    assert ("partial", "Engine e disconnected", True) == (outcome.step.status, outcome.step.reason, outcome.broken)
+    assert (outcome.step.status, outcome.step.reason, outcome.broken) == ("partial", "Engine e disconnected", True)
     assert 0 < outcome.step.sampled < 24
     assert not outcome.step.delivered
     assert "stream_cut" in outcome.step.problems
@@ -190,8 +190,8 @@ def test_a_client_that_disconnects_after_the_terminal_event_leaves_a_complete_un
     exchange.response.feed(b"data: [DONE]\n\n")
     step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
 
-    assert (False, True) == (before, exchange.response.is_over)
-    assert ("complete", None, False, True) == (step.status, step.reason, step.delivered, step.exact)
+    assert (before, exchange.response.is_over) == (False, True)
+    assert (step.status, step.reason, step.delivered, step.exact) == ("complete", None, False, True)
 
 
 def test_a_stream_without_its_terminal_event_is_partial():
@@ -201,14 +201,14 @@ def test_a_stream_without_its_terminal_event_is_partial():
     shown, end, step = played(cassette, [cut_off])
 
     assert cut_off == shown + end
-    assert ("partial", ("stream_cut",), False) == (step.status, step.problems, step.delivered)
+    assert (step.status, step.problems, step.delivered) == ("partial", ("stream_cut",), False)
 
 
 def test_a_truncated_unstreamed_body_is_partial_and_not_an_engine_error():
     cassette = load("chat_ids_lp")
     step = aborted(cassette, cassette.response[:200]).step
 
-    assert ("partial", False) == (step.status, step.delivered)
+    assert (step.status, step.delivered) == ("partial", False)
 
 
 UNREADABLE = [
@@ -229,7 +229,7 @@ def test_an_engines_error_or_what_is_no_completion_is_forwarded_byte_for_byte_an
     shown, end, step = played(cassette)
 
     assert (b"", cassette.response) == (shown, end)
-    assert "error" == step.status
+    assert step.status == "error"
     if cassette.status != 200:
         assert (cassette.status, cassette.response.decode()) == (step.response["status"], step.response["body"])
 
@@ -240,7 +240,7 @@ def test_an_unreadable_event_is_forwarded_and_flags_the_step():
     shown, end, step = played(cassette, [unreadable, cassette.response])
 
     assert unreadable + cassette.response == shown + end
-    assert ("unparsed_event",) == step.problems
+    assert step.problems == ("unparsed_event",)
 
 
 def test_nan_logprobs_are_forwarded_unchanged_and_flag_the_step():
@@ -250,7 +250,7 @@ def test_nan_logprobs_are_forwarded_unchanged_and_flag_the_step():
     shown, end, step = played(cassette, [response])
 
     assert response == shown + end
-    assert ("bad_logprob",) == step.problems
+    assert step.problems == ("bad_logprob",)
 
 
 @pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
@@ -337,14 +337,14 @@ def test_a_long_incomplete_body_or_event_is_not_parsed_when_a_call_ends_early(si
     cut = first + b"\n\n" + b": " + b"x" * size + b"\n" + second
     steps = [aborted(whole, padded).step, aborted(stream, cut).step]
 
-    assert [("partial", size < 2**18)] * 2 == [(step.status, step.sampled > 0) for step in steps]
+    assert [(step.status, step.sampled > 0) for step in steps] == [("partial", size < 2**18)] * 2
 
 
 def test_a_part_without_an_image_makes_no_call_with_images():
     """Clients that dump all fields send a null."""
     parts = [{"type": "text", "text": "hi", "image_url": None}]
 
-    assert {} == plan_of("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).extra
+    assert plan_of("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).extra == {}
 
 
 NATIVE = {"text": "a", "sampling_params": {"max_new_tokens": 40_000}}
@@ -368,7 +368,7 @@ def test_of_an_aborted_call_a_long_response_is_parsed_if_all_of_it_arrived(is_re
     exchange.is_read = is_read
     step = exchange.abort("the client disconnected", Timing(1.0), delivered=False, is_aborted=True).step
 
-    assert ("partial", False, 20_000 if is_read else 0) == (step.status, step.delivered, step.sampled)
+    assert (step.status, step.delivered, step.sampled) == ("partial", False, 20_000 if is_read else 0)
 
 
 def test_a_stream_that_ends_because_it_was_aborted_is_partial():
@@ -381,8 +381,9 @@ def test_a_stream_that_ends_because_it_was_aborted_is_partial():
         exchange.response.feed(response)
         steps.append(exchange.abort("left", Timing(1.0), delivered=False, is_aborted=is_aborted).step)
 
-    assert [("partial", "left", 3), ("complete", None, 3)] == [
-        (step.status, step.reason, step.sampled) for step in steps
+    assert [(step.status, step.reason, step.sampled) for step in steps] == [
+        ("partial", "left", 3),
+        ("complete", None, 3),
     ]
 
 
@@ -400,8 +401,8 @@ def test_logprobs_over_a_sampling_mask_are_constrained_only_by_what_changes_the_
     plan = plan_of(cassette.path, cassette.body | {"sampling_params": sampling}, logprobs_mode=mode)
     *_, step = play(plan, replace(cassette, response=json.dumps(response).encode()))
 
-    assert ("processed_logprobs", is_constrained) == (step.sampling["logprobs_mode"], step.constrained)
-    assert "mask" == step.logprobs_over(step.choices[0])
+    assert (step.sampling["logprobs_mode"], step.constrained) == ("processed_logprobs", is_constrained)
+    assert step.logprobs_over(step.choices[0]) == "mask"
 
 
 FOLDER = ROOTS["vllm"] / "images"
@@ -424,7 +425,7 @@ def test_each_image_has_a_place_in_the_prompt_of_the_engine(name, framing):
     assert step.exact
     assert names_in(step.request["messages"]) == [image.image for image in images]
     for image in images:
-        assert [PLACEHOLDER] * 4 == list(step.prompts[0][image.start : image.start + image.length])
+        assert list(step.prompts[0][image.start : image.start + image.length]) == [PLACEHOLDER] * 4
     assert 4 * len(images) == step.usage["prompt_tokens_details"]["multimodal_tokens"]["image"] if step.usage else True
 
 
@@ -435,15 +436,15 @@ def test_the_places_are_those_that_the_engine_renders(name):
     expected = [(place["offset"], place["length"]) for place in rendered["features"]["mm_placeholders"]["image"]]
 
     assert rendered["token_ids"] == list(step.prompts[0])
-    assert expected == [(image.start, image.length) for image in placed(step, step.prompts[0])]
+    assert [(image.start, image.length) for image in placed(step, step.prompts[0])] == expected
 
 
 def test_a_placeholder_in_a_text_is_a_problem():
     """vLLM expands the first one, which is the text's."""
     step = step_of("placeholder_in_text_n_inj")
 
-    assert ("image_count",) == step.problems
-    assert [(None, None)] == [(image.start, image.length) for image in placed(step, step.prompts[0])]
+    assert step.problems == ("image_count",)
+    assert [(image.start, image.length) for image in placed(step, step.prompts[0])] == [(None, None)]
 
 
 def test_images_of_an_unknown_placeholder_have_no_places_and_no_problem():
@@ -457,7 +458,7 @@ def test_images_of_an_unknown_placeholder_have_no_places_and_no_problem():
 def test_what_the_engine_rejects_is_recorded_with_its_error(name):
     step = play(plan_of(load(name).path, load(name).body), load(name))[2]
 
-    assert ("error", 400) == (step.status, step.response["status"])
+    assert (step.status, step.response["status"]) == ("error", 400)
     assert names_in(step.request["messages"]) == step.extra["images"]["ids"]
 
 
@@ -483,7 +484,7 @@ def test_a_choice_without_its_own_prompt_gets_none():
     packed = pack_tokens(Tokens(None, (complete, missing)), 1, None)
     prompts, choices = packed.prompts, packed.choices
 
-    assert (1, [0, 1]) == (len(prompts), [choice.prompt for choice in choices])
+    assert (len(prompts), [choice.prompt for choice in choices]) == (1, [0, 1])
 
 
 def test_prompts_that_cannot_be_matched_to_choices_are_flagged_and_not_recorded():
@@ -491,7 +492,7 @@ def test_prompts_that_cannot_be_matched_to_choices_are_flagged_and_not_recorded(
 
     packed = pack_tokens(Tokens(None, (first, second)), 2, None)
 
-    assert ((), {"mixed_prompts"}) == (packed.prompts, packed.problems)
+    assert (packed.prompts, packed.problems) == ((), {"mixed_prompts"})
 
 
 @pytest.mark.parametrize(
@@ -506,15 +507,16 @@ def test_prompts_that_cannot_be_matched_to_choices_are_flagged_and_not_recorded(
 )
 def test_fields_that_do_not_match_the_sampled_ids_are_flagged(fields, problem):
     """A count, a mask, or policy version spans of another length."""
-    assert {problem} == packed_choice(**fields).problems
+    assert packed_choice(**fields).problems == {problem}
 
 
 def test_version_spans_that_cover_the_ids_are_recorded():
     """Empty spans are dropped."""
     packed = packed_choice(spans=((0, 1, "a"), (1, 1, "b"), (1, 2, "c")))
 
-    assert [(0, 1, "a"), (1, 2, "c")] == [
-        (span.start, span.end, span.policy_version) for span in packed.choices[0].spans
+    assert [(span.start, span.end, span.policy_version) for span in packed.choices[0].spans] == [
+        (0, 1, "a"),
+        (1, 2, "c"),
     ]
 
 
@@ -532,7 +534,7 @@ def test_a_policy_version_is_recorded_as_text(version, kept):
 def test_malformed_version_spans_are_flagged_and_not_recorded(spans):
     packed = packed_choice(spans=spans)
 
-    assert ((), {"version_spans"}) == (packed.choices[0].spans, packed.problems)
+    assert (packed.choices[0].spans, packed.problems) == ((), {"version_spans"})
 
 
 @pytest.mark.parametrize(
@@ -552,7 +554,7 @@ def test_malformed_version_spans_are_flagged_and_not_recorded(spans):
 def test_a_finish_reason_that_is_unknown_or_no_string_is_flagged(value, kept, problem):
     packed = packed_choice(finish_reason=value)
 
-    assert (kept, {problem} - {None}) == (packed.choices[0].finish_reason, packed.problems)
+    assert (packed.choices[0].finish_reason, packed.problems) == (kept, {problem} - {None})
 
 
 @pytest.mark.parametrize(
@@ -561,7 +563,7 @@ def test_a_finish_reason_that_is_unknown_or_no_string_is_flagged(value, kept, pr
 def test_a_stop_reason_that_is_neither_a_string_nor_a_token_id_is_flagged(value, kept):
     packed = packed_choice(stop_reason=value)
 
-    assert (kept, kept is None) == (packed.choices[0].stop_reason, "unparsed_event" in packed.problems)
+    assert (packed.choices[0].stop_reason, "unparsed_event" in packed.problems) == (kept, kept is None)
 
 
 COUNTS = {"prompt_tokens": 1, "completion_tokens": 2}
@@ -595,7 +597,7 @@ def test_usage_with_values_that_are_no_counts_or_a_wrong_sum_is_rejected(usage, 
 
 
 def test_responses_of_generate_need_no_message():
-    assert set() == check_messages("generate", {"choices": [{"index": 0}]})
+    assert check_messages("generate", {"choices": [{"index": 0}]}) == set()
 
 
 @pytest.mark.parametrize("returned", [[1, 2], array("i", [1, 2]), (1, 2)])
@@ -604,4 +606,4 @@ def test_the_prompt_of_the_response_is_compared_with_the_requests(returned):
     complete = Sampled(0, None, [7], [-1.0], "stop", None)
 
     assert not pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 2]]).problems
-    assert {"other_prompt"} == pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 3]]).problems
+    assert pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 3]]).problems == {"other_prompt"}

@@ -134,7 +134,7 @@ def test_a_stream_that_contradicts_itself_is_flagged(name, code, change):
     """Without the change, the stream has no flag."""
     cassette = load(name)
     chunks = events(cassette)
-    assert () == problems(cassette, streamed(chunks))
+    assert problems(cassette, streamed(chunks)) == ()
 
     change(chunks)
 
@@ -173,15 +173,15 @@ def test_choices_that_the_engine_does_not_count_although_it_was_requested_are_fl
         exchange.response.feed(streamed(chunks))
         found.append(exchange.finish(Timing(received=1.0)).step.problems)
 
-    assert [True, True, False] == ["uncounted" in codes for codes in found[:3]]
-    assert ((), True) == (found[2], "running_count" in found[3])
+    assert ["uncounted" in codes for codes in found[:3]] == [True, True, False]
+    assert (found[2], "running_count" in found[3]) == ((), True)
 
 
 def test_usage_without_counts_is_flagged_in_a_whole_response():
     cassette = load(WHOLE)
     response = orjson.loads(cassette.response)
 
-    assert ("bad_usage",) == problems(cassette, orjson.dumps(response | {"usage": {}}))
+    assert problems(cassette, orjson.dumps(response | {"usage": {}})) == ("bad_usage",)
 
 
 def of_message(**fields: object) -> Callable[[dict], object]:
@@ -229,7 +229,7 @@ WHOLES: list[tuple[str, str, Callable[[dict], object]]] = [
 def test_an_unstreamed_response_that_contradicts_itself_is_flagged(name, code, change):
     """Without the change, the response has no flag."""
     cassette = load(name)
-    assert () == problems(cassette, cassette.response)
+    assert problems(cassette, cassette.response) == ()
     response = orjson.loads(cassette.response)
 
     change(response)
@@ -246,10 +246,10 @@ def test_more_tokens_than_the_request_allows_are_flagged(bound):
     def flags(**bounds: object) -> tuple[str, ...]:
         return play(plan_of(cassette.path, body | bounds), cassette)[2].problems
 
-    assert ("too_many_tokens",) == flags(**{bound: 23})
-    assert () == flags(**{bound: 24})
-    assert () == flags(max_tokens=23, max_completion_tokens=24)
-    assert () == flags(**{bound: 0.5})
+    assert flags(**{bound: 23}) == ("too_many_tokens",)
+    assert flags(**{bound: 24}) == ()
+    assert flags(max_tokens=23, max_completion_tokens=24) == ()
+    assert flags(**{bound: 0.5}) == ()
 
 
 def test_an_event_after_done_is_flagged_and_not_recorded():
@@ -258,7 +258,7 @@ def test_an_event_after_done_is_flagged_and_not_recorded():
     late = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null,"token_ids":[7]}]}\n\n'
     _, end, step = play(plan_of(cassette.path, cassette.body), cassette, [cassette.response + late])
 
-    assert (("content_after_end",), 24, True) == (step.problems, step.sampled, end.endswith(late))
+    assert (step.problems, step.sampled, end.endswith(late)) == (("content_after_end",), 24, True)
 
 
 def test_sglangs_finish_reason_object_is_read_by_its_type():
@@ -268,7 +268,7 @@ def test_sglangs_finish_reason_object_is_read_by_its_type():
     assert native != cassette.response
     step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [native])[2]
 
-    assert ("stop", ()) == (step.choices[0].finish_reason, step.problems)
+    assert (step.choices[0].finish_reason, step.problems) == ("stop", ())
 
 
 @pytest.mark.parametrize("field", ["response_token_ids", "token_ids"])
@@ -290,7 +290,7 @@ def test_a_known_finish_reason_is_not_flagged(reason):
     response = orjson.loads(cassette.response)
     response["choices"][0]["finish_reason"] = reason
 
-    assert () == problems(cassette, orjson.dumps(response))
+    assert problems(cassette, orjson.dumps(response)) == ()
 
 
 def test_a_malformed_response_is_recorded_under_unparsed():
@@ -300,9 +300,9 @@ def test_a_malformed_response_is_recorded_under_unparsed():
     response["choices"][0]["message"]["tool_calls"] = 5
     step = play(plan_of(cassette.path, cassette.body), cassette, [orjson.dumps(response)])[2]
 
-    assert {"unparsed"} == step.response.keys()
-    assert 5 == step.response["unparsed"]["choices"][0]["message"]["tool_calls"]
-    assert 24 == step.sampled
+    assert step.response.keys() == {"unparsed"}
+    assert step.response["unparsed"]["choices"][0]["message"]["tool_calls"] == 5
+    assert step.sampled == 24
 
 
 def test_each_flag_of_these_tests_is_documented():

@@ -21,7 +21,7 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_written_json_reads_back_as_the_same_value(value):
-    assert (value, False) == read_json(orjson.dumps(value)) == read_json(write_loosely(value))
+    assert read_json(orjson.dumps(value)) == read_json(write_loosely(value)) == (value, False)
 
 
 def test_nan_and_infinities_are_read_and_written_as_python_writes_them():
@@ -30,7 +30,7 @@ def test_nan_and_infinities_are_read_and_written_as_python_writes_them():
 
     assert loosely
     assert math.isnan(value["a"])
-    assert b'{"a":NaN,"b":-Infinity}' == write_loosely(value)
+    assert write_loosely(value) == b'{"a":NaN,"b":-Infinity}'
 
 
 @pytest.mark.parametrize("literal", [b"1e400", b"-1e400", b"9" * 5000, b"1.5E+999"])
@@ -39,13 +39,13 @@ def test_a_number_beyond_a_double_is_written_unchanged(literal):
     text = b'{"a":[' + literal + b',1.5,7],"b":"\xee\x80\x80overflow:x"}'
     value, loosely = read_json(text)
 
-    assert (True, str, [1.5, 7]) == (loosely, type(value["a"][0]), value["a"][1:])
+    assert (loosely, type(value["a"][0]), value["a"][1:]) == (True, str, [1.5, 7])
     assert text == write_loosely(value)
 
 
 def test_a_lone_surrogate_becomes_a_question_mark():
     """Without it, the value could not be written as UTF-8."""
-    assert ({"a": "?"}, True) == read_json(b'{"a":"\\ud800"}')
+    assert read_json(b'{"a":"\\ud800"}') == ({"a": "?"}, True)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"<html>", b"\xff", b"[" * 100_000])

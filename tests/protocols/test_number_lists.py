@@ -99,7 +99,7 @@ def test_lists_that_are_parsed_apart_equal_the_lists_of_the_whole(body, ids):
     with whole, streamed:
         expected = outcome(body)
 
-    assert expected == outcome(body) == outcome(body, KnownPrompt(text, pack_ids(ids)))
+    assert outcome(body) == outcome(body, KnownPrompt(text, pack_ids(ids))) == expected
 
 
 @given(bodies(), st.lists(st.integers(0, 200_000), max_size=4))
@@ -212,4 +212,4 @@ def test_ids_have_the_same_json_for_any_known_ids(ids, known):
 
     before = KnownPrompt(orjson.dumps(known)[1:-1], pack_ids(known))
     for found in (prompt_of(packed, None), prompt_of(packed, before), prompt_of(packed, KnownPrompt(text, packed))):
-        assert (text, ids) == (found.text, found.ids.tolist())
+        assert (found.text, found.ids.tolist()) == (text, ids)

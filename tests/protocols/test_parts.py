@@ -24,17 +24,17 @@ def chunk(**delta):
 def test_an_event_has_the_head_of_the_first_part():
     shown = BEFORE.chunk(chunk(content="c"))
 
-    assert ("a", 1, {"content": "c"}) == (shown["id"], shown["created"], shown["choices"][0]["delta"])
+    assert (shown["id"], shown["created"], shown["choices"][0]["delta"]) == ("a", 1, {"content": "c"})
 
 
 def test_the_role_is_written_once():
     assert BEFORE.chunk(chunk(role="assistant", content="")) is None
-    assert {"content": "c"} == BEFORE.chunk(chunk(role="assistant", content="c"))["choices"][0]["delta"]
+    assert BEFORE.chunk(chunk(role="assistant", content="c"))["choices"][0]["delta"] == {"content": "c"}
 
 
 def test_usage_counts_all_parts():
-    assert WHOLE_USAGE == BEFORE.chunk({"id": "b", "choices": [], "usage": USAGE})["usage"]
-    assert USAGE == Before(RESPONSE).usage(USAGE)
+    assert BEFORE.chunk({"id": "b", "choices": [], "usage": USAGE})["usage"] == WHOLE_USAGE
+    assert Before(RESPONSE).usage(USAGE) == USAGE
 
 
 @pytest.mark.parametrize(("first", "sum_of_both"), [(2, 5), (None, None)])
@@ -43,11 +43,11 @@ def test_usage_has_the_thoughts_of_all_parts_or_of_none(first, sum_of_both):
     before = Before({**RESPONSE, "usage": own}, 3, 2)
     usage = {**USAGE, "completion_tokens_details": {"reasoning_tokens": 3}, "reasoning_tokens": 3}
 
-    assert {
+    assert before.usage(usage) == {
         **WHOLE_USAGE,
         "completion_tokens_details": {"reasoning_tokens": sum_of_both},
         "reasoning_tokens": sum_of_both,
-    } == before.usage(usage)
+    }
 
 
 def test_a_whole_response_has_the_texts_and_versions_of_all_parts():
@@ -56,9 +56,9 @@ def test_a_whole_response_has_the_texts_and_versions_of_all_parts():
         {**last, "usage": USAGE, "metadata": {"weight_versions": [{"version": "2", "start": 0, "end": 4}]}}
     )
 
-    assert ("a", 1, WHOLE_USAGE) == (shown["id"], shown["created"], shown["usage"])
-    assert "abc" == shown["choices"][0]["message"]["content"]
-    assert [(0, 2), (2, 6)] == [(span["start"], span["end"]) for span in shown["metadata"]["weight_versions"]]
+    assert (shown["id"], shown["created"], shown["usage"]) == ("a", 1, WHOLE_USAGE)
+    assert shown["choices"][0]["message"]["content"] == "abc"
+    assert [(span["start"], span["end"]) for span in shown["metadata"]["weight_versions"]] == [(0, 2), (2, 6)]
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "tool_calls"])
@@ -100,16 +100,16 @@ def test_a_whole_response_of_ids_has_the_ids_and_counts_of_all_parts():
     (shown,) = Before({"choices": [first]}, 6, 3).whole({"choices": [last]})["choices"]
     meta = shown["meta_info"]
 
-    assert ("aaaaa", [4, 5, 6, 8, 9], [7] * 6) == (shown["text"], shown["output_ids"], shown["prompt_token_ids"])
-    assert ("a", 6, 5, 3, 5) == (
+    assert (shown["text"], shown["output_ids"], shown["prompt_token_ids"]) == ("aaaaa", [4, 5, 6, 8, 9], [7] * 6)
+    assert (
         meta["id"],
         meta["prompt_tokens"],
         meta["completion_tokens"],
         meta["cached_tokens"],
         len(meta["output_token_logprobs"]),
-    )
-    assert ([3], {"type": "length", "length": 5}) == (meta["input_token_logprobs"], meta["finish_reason"])
-    assert [{"version": "1", "start": 0, "end": 5}] == meta["weight_versions"]
+    ) == ("a", 6, 5, 3, 5)
+    assert (meta["input_token_logprobs"], meta["finish_reason"]) == ([3], {"type": "length", "length": 5})
+    assert meta["weight_versions"] == [{"version": "1", "start": 0, "end": 5}]
 
 
 def test_a_part_that_was_aborted_in_the_queue_loses_nothing_of_the_others():
@@ -130,7 +130,7 @@ def test_a_part_that_was_aborted_in_the_queue_loses_nothing_of_the_others():
     )
     (shown,) = Before(cut, 6, 3).whole({"choices": [choice([8, 9], "stop")]})["choices"]
 
-    assert {"type": "abort"} == cut["choices"][0]["meta_info"]["finish_reason"]
+    assert cut["choices"][0]["meta_info"]["finish_reason"] == {"type": "abort"}
     assert {**choice([4, 5, 6, 8, 9], "stop")["meta_info"], "weight_version": "1", "id": "b"} == {
         "weight_version": "1",
         **shown["meta_info"],
@@ -145,7 +145,7 @@ def test_versions_of_a_part_are_not_those_of_the_whole():
         {"choices": [choice], "metadata": versions}
     )
 
-    assert {"weight_version": "2", "weight_versions": None} == shown["metadata"]
+    assert shown["metadata"] == {"weight_version": "2", "weight_versions": None}
 
 
 def test_the_experts_of_a_part_are_not_those_of_the_whole():

@@ -42,15 +42,15 @@ def test_a_model_name_is_mapped_by_name_or_else_by_the_catch_all(models, request
 def test_the_models_name_is_mapped_back_only_if_it_was_mapped():
     renamed = plan_of(CHAT, BODY, CallOptions(models={"*": "policy"}))
 
-    assert ("gpt-4o", "policy", "gpt-4o") == (renamed.model_asked, renamed.model_served, renamed.view.model)
+    assert (renamed.model_asked, renamed.model_served, renamed.view.model) == ("gpt-4o", "policy", "gpt-4o")
     assert plan_of(CHAT, BODY).view.model is None
 
 
 def test_the_rollouts_tools_are_sent_unless_the_client_sends_its_own():
     tools = ({"type": "function", "function": {"name": "add"}},)
 
-    assert list(tools) == sent({}, tools=tools)["tools"]
-    assert ["mine"] == sent({"tools": ["mine"]}, tools=tools)["tools"]
+    assert sent({}, tools=tools)["tools"] == list(tools)
+    assert sent({"tools": ["mine"]}, tools=tools)["tools"] == ["mine"]
 
 
 def test_added_and_removed_fields_are_recorded():
@@ -59,11 +59,11 @@ def test_added_and_removed_fields_are_recorded():
     before = orjson.dumps(body)
     plan = plan_of(CHAT, body, CallOptions(sampling=Sampling(override={"temperature": 1.0})))
 
-    assert {
+    assert plan.sent == {
         "set": {"temperature": 1.0, "return_token_ids": True, "logprobs": True},
         "unset": ["rollout_id"],
-    } == plan.sent
-    assert {"rollout_id": "r1"} == plan.body["metadata"]
+    }
+    assert plan.body["metadata"] == {"rollout_id": "r1"}
     assert before == orjson.dumps(body)
     assert plan.request is body
 
@@ -72,7 +72,7 @@ def test_a_sampling_override_does_not_change_what_the_client_sees():
     """Logprobs requested by an override are stripped from the response."""
     plan = plan_of(CHAT, BODY, CallOptions(sampling=Sampling(override={"logprobs": True, "n": 2})))
 
-    assert (True, 2) == (plan.view.strip_rules.logprobs, plan.view.choices)
+    assert (plan.view.strip_rules.logprobs, plan.view.choices) == (True, 2)
 
 
 FIELDS = st.dictionaries(
@@ -127,11 +127,11 @@ def test_a_session_is_named_by_a_hash_of_the_rollout():
     headers, body = session_of(SessionPlace("X-Session-ID", None), {})
     (value,) = headers.values()
 
-    assert ({"X-Session-ID"}, 32, True) == (headers.keys(), len(value), "r1" not in value)
-    assert ({}, value) == (
+    assert (headers.keys(), len(value), "r1" not in value) == ({"X-Session-ID"}, 32, True)
+    assert (
         session_of(SessionPlace(None, "user"), {})[0],
         session_of(SessionPlace(None, "user"), {})[1]["user"],
-    )
+    ) == ({}, value)
     assert "user" not in body
 
 
@@ -152,7 +152,7 @@ def test_a_session_that_the_client_names_is_kept(field, body, sent):
     (outer,) = body
 
     assert expected[outer] == session_of(SessionPlace(None, field), body)[1][outer]
-    assert {} == session_of(SessionPlace("X-S", None), {}, {"x-s": "mine"})[0]
+    assert session_of(SessionPlace("X-S", None), {}, {"x-s": "mine"})[0] == {}
 
 
 def test_a_session_of_a_thread_is_named_by_its_agent_or_its_first_messages():

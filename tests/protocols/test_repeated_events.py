@@ -137,7 +137,7 @@ def test_repetitions_have_the_effect_of_the_general_path(data):
 
     with without_repetitions():
         expected = outcome(StreamResponse(view), reads)
-    assert expected == outcome(StreamResponse(view), reads)
+    assert outcome(StreamResponse(view), reads) == expected
 
 
 def test_what_is_stripped_may_depend_on_the_text():
@@ -194,4 +194,4 @@ def test_text_after_a_finish_reason_is_found_behind_an_event_without_text(kind):
     stream.feed(event(1, "d", '"stop"') + b"data: [DONE]\n\n")
     _, answer = stream.finish()
 
-    assert ("content_after_end",) == answer.problems
+    assert answer.problems == ("content_after_end",)

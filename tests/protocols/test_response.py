@@ -20,7 +20,7 @@ def test_of_several_choices_the_last_finish_chunk_is_withheld():
     first, second = chunk(1, '"stop"'), chunk(0, '"stop"')
 
     assert first == reply.feed(first)
-    assert b"" == reply.feed(second)
+    assert reply.feed(second) == b""
     assert second == reply.finish()[0]
 
 
@@ -28,7 +28,7 @@ def test_the_first_finish_chunk_is_withheld_if_the_number_of_choices_is_unknown(
     """The last chunk is sent to the client after the step is stored."""
     reply = StreamResponse(view(choices=None))
 
-    assert b"" == reply.feed(chunk(0, '"stop"') + chunk(1))
+    assert reply.feed(chunk(0, '"stop"') + chunk(1)) == b""
 
 
 def test_an_incomplete_last_event_is_forwarded_unchanged():
@@ -36,20 +36,20 @@ def test_an_incomplete_last_event_is_forwarded_unchanged():
     reply.feed(b'data: {"cho')
     end, response = reply.finish()
 
-    assert (b'data: {"cho', False, ("unparsed_event",)) == (end, response.ended, response.problems)
+    assert (end, response.ended, response.problems) == (b'data: {"cho', False, ("unparsed_event",))
 
 
 def test_comments_are_forwarded():
     """They are the engine's keep-alives."""
-    assert b": ping\n\n" == StreamResponse(view()).feed(b": ping\n\n")
+    assert StreamResponse(view()).feed(b": ping\n\n") == b": ping\n\n"
 
 
 def test_the_model_field_is_replaced_by_the_clients_name():
     """Events without a model get none."""
     reply = StreamResponse(ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1, "gpt-4o"))
 
-    assert b'data: {"model":"gpt-4o","choices":[]}\n\n' == reply.feed(b'data: {"model":"m","choices":[]}\n\n')
-    assert b'data: {"choices":[]}\n\n' == reply.feed(b'data: {"choices":[]}\n\n')
+    assert reply.feed(b'data: {"model":"m","choices":[]}\n\n') == b'data: {"model":"gpt-4o","choices":[]}\n\n'
+    assert reply.feed(b'data: {"choices":[]}\n\n') == b'data: {"choices":[]}\n\n'
 
 
 def test_nan_beside_stripped_fields_is_forwarded_unchanged():
@@ -64,7 +64,7 @@ def test_a_chunk_that_cannot_be_accumulated_is_forwarded_and_flags_the_step():
     reply = StreamResponse(ClientView(DIALECTS["/v1/completions"], ENGINES["vllm"], StripRules(), 1))
     event = b'data: {"choices":[{"index":0,"text":7}]}\n\n'
 
-    assert b"" == reply.feed(event)  # withheld: it may finish the choice
+    assert reply.feed(event) == b""  # withheld: it may finish the choice
     end, response = reply.finish()
     assert event == end
-    assert ("", ("unparsed_event",)) == (response.response["choices"][0]["text"], response.problems)
+    assert (response.response["choices"][0]["text"], response.problems) == ("", ("unparsed_event",))

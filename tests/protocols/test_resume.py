@@ -105,7 +105,7 @@ def test_a_call_of_ids_can_be_resumed(kind, path, body, ids, limits):
     sent = orjson.loads(orjson.dumps(rest.body))
 
     assert refusal(plan, STEP, has_parser=None) is None
-    assert ([1, 2, 3, 4, 5], [6, 1, 10]) == (sent[ids], [sent["sampling_params"][name] for name in limits])
+    assert (sent[ids], [sent["sampling_params"][name] for name in limits]) == ([1, 2, 3, 4, 5], [6, 1, 10])
     for name, value, reason in [
         ("stop", ["x"], "stop"),
         ("regex", "a", "field"),
@@ -116,18 +116,18 @@ def test_a_call_of_ids_can_be_resumed(kind, path, body, ids, limits):
 
 
 def test_a_stream_that_repeats_its_tokens_is_not_resumed():
-    assert "field" == refusal(plan_of("/generate", {**NATIVE, "stream": True}, kind="sglang"), STEP, has_parser=None)
+    assert refusal(plan_of("/generate", {**NATIVE, "stream": True}, kind="sglang"), STEP, has_parser=None) == "field"
 
 
 @pytest.mark.parametrize("prompt", [{"input_ids": [[1, 2]]}, {"input_ids": None, "text": ["ab"]}])
 def test_a_prompt_in_a_list_is_not_resumed(prompt):
     """Its reply is in a list, that of the rest would not be."""
-    assert "field" == refusal(plan_of("/generate", {**NATIVE, **prompt}, kind="sglang"), STEP, has_parser=None)
+    assert refusal(plan_of("/generate", {**NATIVE, **prompt}, kind="sglang"), STEP, has_parser=None) == "field"
 
 
 def test_a_limit_that_is_not_a_sampling_parameter_is_not_taken_for_one():
     body = {"token_ids": [1, 2], "sampling_params": {}, "max_tokens": 9}
-    assert "field" == refusal(plan_of("/inference/v1/generate", body), STEP, has_parser=None)
+    assert refusal(plan_of("/inference/v1/generate", body), STEP, has_parser=None) == "field"
 
 
 @pytest.mark.parametrize(("limit", "left"), [({}, 125), ({"max_new_tokens": None}, None), ({"max_new_tokens": 9}, 6)])
@@ -142,7 +142,7 @@ def test_a_penalty_of_the_model_counts_where_the_call_has_null():
     traits = Traits("sglang", "0.5.23", sampling_defaults={"repetition_penalty": 1.05})
     plan = plan_of(CHAT, BODY | {"repetition_penalty": None}, kind="sglang", traits=traits)
 
-    assert "penalties" == refusal(plan, STEP, has_parser=None)
+    assert refusal(plan, STEP, has_parser=None) == "penalties"
 
 
 def test_tools_do_not_matter_on_an_engine_without_a_parser():
@@ -153,21 +153,21 @@ def test_tools_do_not_matter_on_an_engine_without_a_parser():
 def test_a_reply_that_was_parsed_is_not_resumed(field):
     parsed = replace(STEP, response={"choices": [{"index": 0, "message": {"content": None, field: "x"}}]})
 
-    assert "parser" == refusal(plan_of(CHAT, BODY), parsed, has_parser=None)
+    assert refusal(plan_of(CHAT, BODY), parsed, has_parser=None) == "parser"
 
 
 def test_ids_with_a_problem_are_not_resumed():
-    assert "ids" == refusal(plan_of(CHAT, BODY), replace(STEP, problems=("completion_count",)), has_parser=None)
+    assert refusal(plan_of(CHAT, BODY), replace(STEP, problems=("completion_count",)), has_parser=None) == "ids"
 
 
 def test_a_reply_that_is_complete_is_not_resumed():
     finished = replace(STEP, choices=(make_choice(0, [3, 4, 5], finish_reason="stop"),))
 
-    assert "finished" == refusal(plan_of(CHAT, BODY), finished, has_parser=None)
+    assert refusal(plan_of(CHAT, BODY), finished, has_parser=None) == "finished"
 
 
 def test_an_engine_that_takes_no_ids_does_not_resume():
-    assert "ids" == refusal(plan_of(CHAT, BODY, kind="plain"), STEP, has_parser=None)
+    assert refusal(plan_of(CHAT, BODY, kind="plain"), STEP, has_parser=None) == "ids"
 
 
 def test_the_rest_has_the_limits_that_are_left():
@@ -176,9 +176,9 @@ def test_the_rest_has_the_limits_that_are_left():
     body = resumed_plan(plan_of(CHAT, BODY | limits), STEP, None).body
     text = resumed_plan(plan_of("/v1/completions", {"model": "m", "prompt": "hi"}), STEP, None)
 
-    assert (6, 0, 10) == (body["max_tokens"], body["min_tokens"], body["seed"])
-    assert 13 == text.body["max_tokens"]
-    assert array("i", [1, 2, 3, 4, 5]) == text.prompt.ids
+    assert (body["max_tokens"], body["min_tokens"], body["seed"]) == (6, 0, 10)
+    assert text.body["max_tokens"] == 13
+    assert text.prompt.ids == array("i", [1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(("seed", "moved"), [(7, 10), (-5, 2**63 - 2), (-1, -1), (2**63 - 1, 2)])
@@ -195,12 +195,12 @@ def test_a_text_ends_in_a_stop_string_or_its_beginning(text, stop):
 
 
 def test_a_text_is_withheld_only_for_stop_strings():
-    assert "" == withheld_text("abc", "abc", None, is_lost=False)
-    assert "c" == withheld_text("abc", "ab", ["xy"], is_lost=True)
+    assert withheld_text("abc", "abc", None, is_lost=False) == ""
+    assert withheld_text("abc", "ab", ["xy"], is_lost=True) == "c"
     assert withheld_text("abc", "ab", None, is_lost=True) is None
     assert withheld_text("ab<|end|>", "ab", ["xy"], is_lost=True) is None
     assert withheld_text("abc", "abd", ["xy"], is_lost=True) is None
 
 
 def test_the_text_of_a_partial_step_is_replaced():
-    assert ("abc", "abcd") == (shown_text(STEP), shown_text(with_text(STEP, "abcd")))
+    assert (shown_text(STEP), shown_text(with_text(STEP, "abcd"))) == ("abc", "abcd")

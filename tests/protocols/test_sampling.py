@@ -52,7 +52,7 @@ def test_override_replaces_default_fills_in_and_cap_limits(rules, body, expected
     """Both names of the limit on tokens are understood."""
     actual = sent(body, sampling=Sampling(**rules))
 
-    assert expected == {name: actual.get(name) for name in expected}
+    assert {name: actual.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_auto_cap_limits_max_tokens_to_the_context_window(fields, room, expec
     """A request without a limit gets none: engines then generate up to the end of the window."""
     actual = sent(fields, sampling=Sampling(cap={"max_tokens": "auto"}), room_left=room)
 
-    assert expected == {name: actual.get(name) for name in expected}
+    assert {name: actual.get(name) for name in expected} == expected
 
 
 def test_a_rollouts_rules_override_the_configurations_field_by_field():

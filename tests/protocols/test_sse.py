@@ -51,7 +51,7 @@ def test_no_byte_is_lost_or_added(stream, sizes):
 def test_lf_crlf_and_cr_end_a_line(end):
     stream = b"event: a" + end + b"data: 1" + end + b"data: 2" + end + end + b"data: 3" + end + end
 
-    assert [(b"a", b"1\n2"), (b"", b"3")] == [(event.name, event.payload) for event in parse([stream])]
+    assert [(event.name, event.payload) for event in parse([stream])] == [(b"a", b"1\n2"), (b"", b"3")]
 
 
 def test_a_comment_is_an_event_without_payload():
@@ -61,7 +61,7 @@ def test_a_comment_is_an_event_without_payload():
 def test_an_incomplete_last_event_is_returned_by_finish():
     parser = EventParser()
 
-    assert [] == parser.feed(b'data: {"id"')
+    assert parser.feed(b'data: {"id"') == []
     assert Event(b'data: {"id"', b'{"id"') == parser.finish()
     assert parser.finish() is None
 
@@ -70,7 +70,7 @@ def test_an_event_is_returned_at_its_blank_line():
     """It does not wait for the next event."""
     parser = EventParser()
 
-    assert [b"1", b"2"] == [event.payload for event in parser.feed(b"data: 1\n\ndata: 2\n\ndata")]
+    assert [event.payload for event in parser.feed(b"data: 1\n\ndata: 2\n\ndata")] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_event_is_returned_at_its_blank_line():
 def test_replacing_the_payload_keeps_name_and_line_endings(raw, expected):
     event = read_event(raw)
 
-    assert expected == event.before + b"9" + event.after
+    assert event.before + b"9" + event.after == expected
 
 
 def test_the_bytes_of_an_event_that_is_too_long_are_forgotten():
@@ -104,7 +104,7 @@ def test_a_long_event_takes_at_most_five_times_its_size_in_memory():
         parser = EventParser()
         for _ in range(256):
             parser.feed(piece)
-        assert 1 == len(parser.feed(b"\n\n"))
+        assert len(parser.feed(b"\n\n")) == 1
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -116,9 +116,9 @@ def test_an_event_longer_than_the_limit_raises():
     """Bytes of other events do not count."""
     parser = EventParser(limit=1000)
     for _ in range(5):
-        assert 9 == len(parser.feed(b"data: x\n\n" * 9 + b"x" * 900))
-        assert 900 == len(parser.rest)
-        assert 1 == len(parser.feed(b"\n\n"))
+        assert len(parser.feed(b"data: x\n\n" * 9 + b"x" * 900)) == 9
+        assert len(parser.rest) == 900
+        assert len(parser.feed(b"\n\n")) == 1
     parser.feed(b"x" * 1000)
     with pytest.raises(EngineEventTooLong, match="1000"):
         parser.feed(b"x")

@@ -52,7 +52,7 @@ def test_alternatives_are_requested_as_token_ids(top_logprobs):
     fields = {"return_tokens_as_token_ids": True} if top_logprobs else {}
 
     assert fields == TokenAnnotations(pieces).fields({"top_logprobs": top_logprobs})
-    assert {} == TokenAnnotations(ids=True).fields({"top_logprobs": top_logprobs})
+    assert TokenAnnotations(ids=True).fields({"top_logprobs": top_logprobs}) == {}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_logprobs_are_null_if_a_token_has_no_text(ids, entry):
     tokens = Tokens([1], (Sampled(0, None, ids, None, "stop", None),))
     annotations = TokenAnnotations(lambda ids: ["<7>" if token == 7 else None for token in ids])
 
-    assert [{"index": 0, "logprobs": None}] == annotations.annotate({"choices": [choice]}, tokens)["choices"]
+    assert annotations.annotate({"choices": [choice]}, tokens)["choices"] == [{"index": 0, "logprobs": None}]
 
 
 def test_choices_have_response_and_prompt_token_ids():
@@ -83,10 +83,10 @@ def test_choices_have_response_and_prompt_token_ids():
         {"choices": [{"index": 0}, {"index": 1}]}, Tokens([1, 2], (shared, own))
     )
 
-    assert [
+    assert annotated_response["choices"] == [
         {"index": 0, "prompt_token_ids": [1, 2], "response_token_ids": [5]},
         {"index": 1, "prompt_token_ids": [3], "response_token_ids": [4]},
-    ] == annotated_response["choices"]
+    ]
 
 
 def test_unknown_ids_are_omitted():
@@ -95,11 +95,11 @@ def test_unknown_ids_are_omitted():
         {"choices": [{"index": 0}]}, Tokens(None, (Sampled(0, None, [4], None, None, None),))
     )
 
-    assert [{"index": 0}] == annotated_response["choices"]
+    assert annotated_response["choices"] == [{"index": 0}]
 
 
 def test_a_response_without_logprobs_gets_no_token_text():
     choice = {"index": 0, "logprobs": None}
     tokens = Tokens([1], (Sampled(0, None, [4], None, None, None),))
 
-    assert [choice] == TokenAnnotations(pieces).annotate({"choices": [choice]}, tokens)["choices"]
+    assert TokenAnnotations(pieces).annotate({"choices": [choice]}, tokens)["choices"] == [choice]

@@ -151,8 +151,8 @@ def test_the_clients_request_and_the_sent_chat_request_are_both_recorded(path):
 
     assert BODIES[path] == step.request
     assert plan.body == step.body
-    assert [{"role": "user", "content": "hi"}] == step.body["messages"]
-    assert ("m", "m") == (step.model_asked, step.model_served)
+    assert step.body["messages"] == [{"role": "user", "content": "hi"}]
+    assert (step.model_asked, step.model_served) == ("m", "m")
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -165,9 +165,9 @@ def test_an_engines_error_has_the_dialects_shape_and_the_engines_message(path):
         _, end, step = play(translated_plan(path, cassette), cassette)
         body = orjson.loads(end)
 
-        assert "application/json" == exchange.response.content_type
+        assert exchange.response.content_type == "application/json"
         assert body["error"]["message"]
-        assert "error" == step.status
+        assert step.status == "error"
         assert cassette.response.decode() == step.response["body"]
 
 
@@ -180,7 +180,7 @@ def test_an_unreadable_response_of_the_engine_is_a_502(path):
     exchange.response.feed(b"<html>")
     outcome = exchange.finish(RECEIVED)
 
-    assert 502 == outcome.status
+    assert outcome.status == 502
     assert orjson.loads(outcome.end)["error"]
     assert not outcome.step.exact
 
@@ -195,7 +195,7 @@ def test_reasoning_is_sent_in_the_engines_field(kind, thought):
     fields["messages"].append({"role": "user", "content": "b"})
     call = read_translated_call("/v1/messages", fields, TranslationOptions())
 
-    assert "hm" == call.read_for(options_of(kind))["messages"][1][thought]
+    assert call.read_for(options_of(kind))["messages"][1][thought] == "hm"
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -212,9 +212,9 @@ def test_a_body_is_read_again_only_for_another_engine_than_expected(path, expect
 
 def test_the_dialect_of_errors_on_other_routes_is_detected_by_headers():
     """Anthropic's clients send their version with every request."""
-    assert "messages" == error_dialect_for("/v1/models", {"anthropic-version": "2023-06-01"}).name
-    assert "messages" == error_dialect_for("/v1/messages/count_tokens", {}).name
-    assert "gemini" == error_dialect_for("/upload/v1/files", {"x-goog-api-key": "k"}).name
+    assert error_dialect_for("/v1/models", {"anthropic-version": "2023-06-01"}).name == "messages"
+    assert error_dialect_for("/v1/messages/count_tokens", {}).name == "messages"
+    assert error_dialect_for("/upload/v1/files", {"x-goog-api-key": "k"}).name == "gemini"
     assert None is error_dialect_for("/v1/models", {})
 
 
@@ -236,9 +236,9 @@ async def test_an_engine_that_disconnects_midstream_ends_the_stream_with_an_erro
         events = [event async for event in await gpt.responses.create(**BODIES["/v1/responses"], stream=True)]
         steps = await steps_from(http, served.url)
 
-    assert "response.failed" == events[-1].type
+    assert events[-1].type == "response.failed"
     assert events[-1].response.error.message
-    assert ["partial", "partial"] == [step["status"] for step in steps]
+    assert [step["status"] for step in steps] == ["partial", "partial"]
     assert all(step["choices"][0]["ids"] for step in steps)
 
 

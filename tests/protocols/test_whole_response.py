@@ -147,7 +147,7 @@ def test_sglangs_events_of_completions_and_tool_calls_have_a_null_usage(whole, s
         }
 
     expected = usages(payloads(load(stream, "sglang").response))
-    assert expected == usages(payloads(replayed(load(whole, "sglang"))))
+    assert usages(payloads(replayed(load(whole, "sglang")))) == expected
     assert (True, None) in {usage[:2] for usage in expected}
 
 
@@ -158,7 +158,7 @@ def test_what_sglang_sends_in_an_event_of_its_own_precedes_usage():
     response = orjson.loads(cassette.response) | {"sglext": details}
     events = payloads(replay.replay_events(ENGINES["sglang"].shape, "chat", response, usage=True))
 
-    assert ([], None, details) == tuple(events[-2][key] for key in ("choices", "usage", "sglext"))
+    assert tuple(events[-2][key] for key in ("choices", "usage", "sglext")) == ([], None, details)
     assert "sglext" not in events[-1]
 
 
@@ -168,7 +168,7 @@ def test_usage_is_sent_before_done_if_requested():
     usage = orjson.loads(load("chat_plain").response)["usage"]
 
     assert stream.endswith(replay.DONE)
-    assert [] == payloads(stream)[-1]["choices"]
+    assert payloads(stream)[-1]["choices"] == []
     assert {key: value for key, value in usage.items() if value is not None} == payloads(stream)[-1]["usage"]
     assert "usage" not in payloads(replayed(load("chat_plain")))[-1]
 
@@ -186,10 +186,10 @@ def test_a_replayed_call_is_sent_unstreamed_and_recorded_as_replayed():
 
     shown, end, step = play(plan, whole)
 
-    assert ("replay", ["stream", "stream_options"]) == (plan.framing, plan.sent["unset"])
+    assert (plan.framing, plan.sent["unset"]) == ("replay", ["stream", "stream_options"])
     assert not {"stream", "stream_options"} & plan.body.keys()
-    assert (b"", b"data: ") == (shown, end[:6])
-    assert ((), "replay") == (step.problems, step.extra["streaming"])
+    assert (shown, end[:6]) == (b"", b"data: ")
+    assert (step.problems, step.extra["streaming"]) == ((), "replay")
     assert all(chunk["choices"] == [] or chunk["choices"][0].get("token_ids") is None for chunk in payloads(end))
 
 
@@ -208,8 +208,8 @@ def test_sglangs_usage_chunk_keeps_nulls():
     shape = ENGINES["sglang"].shape
     (chunk,) = replay.chunks(shape, "chat", {"id": "x", "choices": [], "usage": {"a": None}}, usage=True)
 
-    assert {"id": "x", "choices": [], "usage": {"a": None}} == chunk
-    assert [] == list(replay.chunks(shape, "chat", {"id": "x", "choices": []}, usage=False))
+    assert chunk == {"id": "x", "choices": [], "usage": {"a": None}}
+    assert list(replay.chunks(shape, "chat", {"id": "x", "choices": []}, usage=False)) == []
 
 
 def test_a_tool_call_without_arguments_has_one_chunk():
@@ -221,7 +221,7 @@ def test_a_tool_call_without_arguments_has_one_chunk():
     response = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     chunks = list(replay.chunks(ENGINES["vllm"].shape, "chat", response, usage=False))
 
-    assert 1 == sum("tool_calls" in chunk["choices"][0]["delta"] for chunk in chunks)
+    assert sum("tool_calls" in chunk["choices"][0]["delta"] for chunk in chunks) == 1
 
 
 def test_a_response_of_another_shape_is_replayed_as_one_event():
@@ -230,7 +230,7 @@ def test_a_response_of_another_shape_is_replayed_as_one_event():
     cassette = load("chat_ids_lp")
     _, end, step = play(plan, cassette, [b'{"choices":[{"index":0}],"odd":1}'])
 
-    assert b'data: {"choices":[{"index":0}],"odd":1}\n\ndata: [DONE]\n\n' == end
+    assert end == b'data: {"choices":[{"index":0}],"odd":1}\n\ndata: [DONE]\n\n'
     assert "unparsed_event" in step.problems
 
 
@@ -258,4 +258,4 @@ def test_a_response_of_another_shape_is_forwarded_and_flagged():
     reply.feed(b'{"choices":[1]}')
     end, response = reply.finish()
 
-    assert (b'{"choices":[1]}', None, ("unparsed_event",)) == (end, response.response, response.problems)
+    assert (end, response.response, response.problems) == (b'{"choices":[1]}', None, ("unparsed_event",))

@@ -46,7 +46,7 @@ class Fleet:
     async def is_paused(self):
         async with asyncio.timeout(50):
             body = {"messages": BODY["messages"], "model": "policy"}
-            return 429 == (await self.call("POST", "/rollouts/r/v1/chat/completions", body)).status
+            return (await self.call("POST", "/rollouts/r/v1/chat/completions", body)).status == 429
 
     @property
     def paths(self):
@@ -71,12 +71,12 @@ async def test_an_adapter_is_loaded_at_all_endpoints_before_its_version_is_annou
     """Calls continue afterwards. The same request again succeeds, as after a lost response."""
     responses = [await fleet.load(version) for version in (1, 2, 2)]
 
-    assert [200] * 3 == [response.status for response in responses]
+    assert [response.status for response in responses] == [200] * 3
     first = {"epoch": 0, "run": None}
     assert {"name": "policy", "path": "/v2", "version": "2", **first, "endpoints": ["vllm-0", "vllm-1"]} == (
         responses[-1].json
     )
-    assert (["/v2", "/v2"], "2", False) == (fleet.paths, await fleet.version(), await fleet.is_paused())
+    assert (fleet.paths, await fleet.version(), await fleet.is_paused()) == (["/v2", "/v2"], "2", False)
 
 
 async def test_the_example_of_http_api_md_has_the_request_and_the_response(fleet):
@@ -94,8 +94,8 @@ async def test_calls_wait_until_all_endpoints_have_the_adapter(fleet):
     fleet.routes[1].waiting.set()
     await update
 
-    assert (True, None) == (paused, version)
-    assert ("1", False) == (await fleet.version(), await fleet.is_paused())
+    assert (paused, version) == (True, None)
+    assert (await fleet.version(), await fleet.is_paused()) == ("1", False)
 
 
 @pytest.mark.parametrize("before", [None, 1])
@@ -106,10 +106,10 @@ async def test_if_an_endpoint_fails_the_others_get_the_adapter_of_before(fleet, 
     fleet.routes[1].failing = {"/v2"}
     response = await fleet.load(2)
 
-    assert (502, "engine_error") == (response.status, response.json["error"]["code"])
+    assert (response.status, response.json["error"]["code"]) == (502, "engine_error")
     assert "Engine vllm-1 did not load the adapter" in response.json["error"]["message"]
-    assert [before and "/v1"] * 2 == fleet.paths
-    assert (before and "1", False) == (await fleet.version(), await fleet.is_paused())
+    assert fleet.paths == [before and "/v1"] * 2
+    assert (await fleet.version(), await fleet.is_paused()) == (before and "1", False)
 
 
 async def test_calls_stay_paused_if_the_adapter_of_before_cannot_be_restored(fleet):
@@ -120,9 +120,9 @@ async def test_calls_stay_paused_if_the_adapter_of_before_cannot_be_restored(fle
     paused = await fleet.is_paused()
     again = await fleet.load(3)
 
-    assert (502, True) == (response.status, paused)
+    assert (response.status, paused) == (502, True)
     assert "calls stay paused: Engine vllm-0" in response.json["error"]["message"]
-    assert (200, ["/v3", "/v3"], False) == (again.status, fleet.paths, await fleet.is_paused())
+    assert (again.status, fleet.paths, await fleet.is_paused()) == (200, ["/v3", "/v3"], False)
 
 
 async def test_an_unreachable_endpoint_prevents_the_update_and_calls_continue(fleet, http, store):
@@ -136,15 +136,15 @@ async def test_an_unreachable_endpoint_prevents_the_update_and_calls_continue(fl
         response = await other.load(1)
 
     assert "Engine dead is unreachable" in response.json["error"]["message"]
-    assert (502, None, False) == (response.status, fleet.paths[0], await fleet.is_paused())
+    assert (response.status, fleet.paths[0], await fleet.is_paused()) == (502, None, False)
 
 
 async def test_an_engine_that_was_never_detected_is_503_before_calls_are_paused(store, http):
     async with running(settings_for("http://127.0.0.1:9"), store) as served:
         response = await Fleet(served, http, (), ()).load(1)
 
-    assert 503 == response.status
-    assert {} == await store.announcements.read()
+    assert response.status == 503
+    assert await store.announcements.read() == {}
 
 
 async def test_an_endpoint_of_another_kind_is_422_with_its_name(store, http, engine):
@@ -152,7 +152,7 @@ async def test_an_endpoint_of_another_kind_is_422_with_its_name(store, http, eng
     async with running(settings_for(None, engines={"endpoints": endpoints}), store) as served:
         response = await Fleet(served, http, (), ()).load(1)
 
-    assert (422, []) == (response.status, engine.requests)
+    assert (response.status, engine.requests) == (422, [])
     assert "engine other is of kind sglang" in response.json["error"]["message"]
 
 
@@ -166,8 +166,8 @@ async def test_endpoints_of_other_models_get_no_adapter(store, http, fleet):
         other = Fleet(served, http, (), fleet.routes)
         response, unknown = await other.load(1), await other.load(1, name="another")
 
-    assert (["vllm-0"], ["/v1", None]) == (response.json["endpoints"], fleet.paths)
-    assert (422, "name") == (unknown.status, unknown.json["error"]["param"])
+    assert (response.json["endpoints"], fleet.paths) == (["vllm-0"], ["/v1", None])
+    assert (unknown.status, unknown.json["error"]["param"]) == (422, "name")
 
 
 async def test_a_lower_version_is_409_before_anything_is_loaded(fleet):
@@ -179,12 +179,12 @@ async def test_a_lower_version_is_409_before_anything_is_loaded(fleet):
     again = await fleet.load(4, path="/b4", run="b")
     epoch = await fleet.load(3, path="/c3", new_epoch=True)
 
-    assert (409, "lower_version") == (refused.status, refused.json["error"]["code"])
-    assert (["/v5", "/v5"], False) == (before, paused)
-    assert [("4", 1, "b"), ("4", 1, "b"), ("3", 2, None)] == [
+    assert (refused.status, refused.json["error"]["code"]) == (409, "lower_version")
+    assert (before, paused) == (["/v5", "/v5"], False)
+    assert [
         tuple(response.json[name] for name in ("version", "epoch", "run")) for response in (other_run, again, epoch)
-    ]
-    assert ["/c3", "/c3"] == fleet.paths
+    ] == [("4", 1, "b"), ("4", 1, "b"), ("3", 2, None)]
+    assert fleet.paths == ["/c3", "/c3"]
 
 
 async def test_another_version_at_the_same_path_is_409(fleet):
@@ -192,8 +192,8 @@ async def test_another_version_at_the_same_path_is_409(fleet):
     await fleet.load(1, path="/latest")
     response = await fleet.load(2, path="/latest")
 
-    assert (409, "path") == (response.status, response.json["error"]["param"])
-    assert ("1", False) == (await fleet.version(), await fleet.is_paused())
+    assert (response.status, response.json["error"]["param"]) == (409, "path")
+    assert (await fleet.version(), await fleet.is_paused()) == ("1", False)
 
 
 @pytest.mark.parametrize("in_flight", ["abort", "resume"])
@@ -217,8 +217,8 @@ async def test_calls_in_flight_prevent_an_update_or_are_ended(fleet, in_flight):
     hold.set()
     await asyncio.wait([call])
 
-    assert (409, [None, None]) == (refused.status, paths)
-    assert (200, ["/v1", "/v1"]) == (loaded.status, fleet.paths)
+    assert (refused.status, paths) == (409, [None, None])
+    assert (loaded.status, fleet.paths) == (200, ["/v1", "/v1"])
     assert in_flight == "resume" or call.exception() is not None
 
 
@@ -231,8 +231,8 @@ async def test_a_second_update_meanwhile_is_409_in_every_process(fleet, store, h
         second = await Fleet(served, http, fleet.engines, fleet.routes).load(2)
     fleet.routes[0].waiting.set()
 
-    assert (409, 200) == (second.status, (await first).status)
-    assert (["/v1", "/v1"], "1", False) == (fleet.paths, await fleet.version(), await fleet.is_paused())
+    assert (second.status, (await first).status) == (409, 200)
+    assert (fleet.paths, await fleet.version(), await fleet.is_paused()) == (["/v1", "/v1"], "1", False)
 
 
 async def test_an_update_continues_if_its_client_disconnects(fleet):
@@ -246,7 +246,7 @@ async def test_an_update_continues_if_its_client_disconnects(fleet):
         while await fleet.version() is None or await fleet.is_paused():
             await asyncio.sleep(0.01)
 
-    assert ["/v1", "/v1"] == fleet.paths
+    assert fleet.paths == ["/v1", "/v1"]
 
 
 async def test_the_update_of_a_process_that_stopped_is_repeated_by_another_one(fleet, store, http):
@@ -260,8 +260,8 @@ async def test_the_update_of_a_process_that_stopped_is_repeated_by_another_one(f
     paused, version = await fleet.is_paused(), await fleet.version()
     again = await fleet.load(1)
 
-    assert (True, None, 200) == (paused, version, again.status)
-    assert (["/v1", "/v1"], "1", False) == (fleet.paths, await fleet.version(), await fleet.is_paused())
+    assert (paused, version, again.status) == (True, None, 200)
+    assert (fleet.paths, await fleet.version(), await fleet.is_paused()) == (["/v1", "/v1"], "1", False)
 
 
 async def test_an_owner_that_lost_its_lease_announces_nothing_and_does_not_resume(fleet, store):
@@ -275,7 +275,7 @@ async def test_an_owner_that_lost_its_lease_announces_nothing_and_does_not_resum
     fleet.routes[0].waiting.set()
     response = await update
 
-    assert (409, None, True) == (response.status, await fleet.version(), await fleet.is_paused())
+    assert (response.status, await fleet.version(), await fleet.is_paused()) == (409, None, True)
 
 
 @pytest.mark.parametrize(("lease_ms", "status"), [(60_000, 409), (-1, 200)])
@@ -300,8 +300,8 @@ async def test_a_lease_is_renewed_while_engines_load(fleet, store, monkeypatch):
             await asyncio.sleep(0.01)
     fleet.routes[0].waiting.set()
 
-    assert 200 == (await update).status
-    assert 0 == orjson.loads((await store.announcements.read())[ADAPTERS_ANNOUNCEMENT].value)["until_ms"]
+    assert (await update).status == 200
+    assert orjson.loads((await store.announcements.read())[ADAPTERS_ANNOUNCEMENT].value)["until_ms"] == 0
 
 
 @settings(max_examples=15)
@@ -316,7 +316,7 @@ async def test_all_endpoints_have_the_adapter_of_the_announced_version(fleet, up
         version = await fleet.version()
 
         assert (502 if failing else 200) == response.status
-        assert [version and f"/v{version}"] * 2 == fleet.paths
+        assert fleet.paths == [version and f"/v{version}"] * 2
 
 
 TWO = {"planner": {"models": ["planner"]}, "judge": {"models": ["judge-*"]}}
@@ -348,10 +348,10 @@ async def test_the_only_model_of_a_policy_is_the_name_of_its_adapter(two):
     planner = await two.load_of("planner", 1)
     unnamed, judge = await two.load_of("judge", 1), await two.load_of("judge", 1, name="judge-a")
 
-    assert ("planner", "judge-a") == (planner.json["name"], judge.json["name"])
-    assert (422, "name") == (unnamed.status, unnamed.json["error"]["param"])
-    assert [{"planner": "/planner1", "judge-a": "/judge1"}] * 2 == [routes.adapters for routes in two.routes]
-    assert {"planner": ("1", None), "judge": ("1", None), "default": (None, None)} == await two.policies()
+    assert (planner.json["name"], judge.json["name"]) == ("planner", "judge-a")
+    assert (unnamed.status, unnamed.json["error"]["param"]) == (422, "name")
+    assert [routes.adapters for routes in two.routes] == [{"planner": "/planner1", "judge-a": "/judge1"}] * 2
+    assert await two.policies() == {"planner": ("1", None), "judge": ("1", None), "default": (None, None)}
 
 
 async def test_two_policies_are_updated_at_the_same_time(two):
@@ -370,9 +370,9 @@ async def test_two_policies_are_updated_at_the_same_time(two):
     for routes in two.routes:
         routes.waiting.set()
 
-    assert {"planner": (None, "wait"), "judge": (None, None), "default": (None, None)} == during
-    assert (200, 409, 200, 200) == (other.status, again.status, (await planner).status, (await judge).status)
-    assert {"planner": ("1", None), "judge": ("7", None), "default": (None, None)} == await two.policies()
+    assert during == {"planner": (None, "wait"), "judge": (None, None), "default": (None, None)}
+    assert (other.status, again.status, (await planner).status, (await judge).status) == (200, 409, 200, 200)
+    assert await two.policies() == {"planner": ("1", None), "judge": ("7", None), "default": (None, None)}
 
 
 async def test_a_failed_update_leaves_the_other_policy(two):
@@ -383,9 +383,9 @@ async def test_a_failed_update_leaves_the_other_policy(two):
     failed = await two.load_of("planner", 2)
     shared = await two.load_of("planner", 3, path="/shared")
 
-    assert (502, 200) == (failed.status, shared.status)
-    assert [{"planner": "/shared", "judge-a": "/shared"}] * 2 == [routes.adapters for routes in two.routes]
-    assert {"planner": ("3", None), "judge": ("1", None), "default": (None, None)} == await two.policies()
+    assert (failed.status, shared.status) == (502, 200)
+    assert [routes.adapters for routes in two.routes] == [{"planner": "/shared", "judge-a": "/shared"}] * 2
+    assert await two.policies() == {"planner": ("3", None), "judge": ("1", None), "default": (None, None)}
 
 
 @settings(max_examples=10)
@@ -406,5 +406,5 @@ async def test_all_endpoints_have_the_adapters_of_the_announced_version_of_each_
         assert (200 if failing is None else 502) == response.status
         versions = await two.policies()
         announced = {names[name]: f"/{name}{versions[name][0]}" for name in names if versions[name][0]}
-        assert [announced] * 2 == [routes.adapters for routes in two.routes]
-        assert {None} == {mode for _, mode in versions.values()}
+        assert [routes.adapters for routes in two.routes] == [announced] * 2
+        assert {mode for _, mode in versions.values()} == {None}

@@ -42,7 +42,7 @@ async def test_a_call_of_a_finished_rollout_is_rejected(store, engine, http, sta
         async with http.post(url, json=body) as rejected:
             error = (await rejected.json())["error"]
 
-    assert (200, 409, 1) == (before.status, rejected.status, len(engine.requests))
+    assert (before.status, rejected.status, len(engine.requests)) == (200, 409, 1)
     assert f"Rollout 'r1' is {status} (deadline)" in error["message"]
 
 
@@ -72,5 +72,5 @@ async def test_a_call_that_waits_during_a_pause_keeps_its_reservation(store, eng
             pass
         statuses = [(await call).status for call in calls]
 
-    assert [200, 429, 429] == sorted(statuses)
-    assert 1 == len(engine.requests)
+    assert sorted(statuses) == [200, 429, 429]
+    assert len(engine.requests) == 1

@@ -40,8 +40,8 @@ async def test_calls_in_flight_count_towards_the_limit_of_steps(proxy, store, en
     """Of many concurrent calls, only as many reach the engine as steps remain."""
     statuses = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
 
-    assert {200: 2, 429: 18} == Counter(statuses)
-    assert 2 == len(engine.requests) == len(await stored_steps(store, "r1"))
+    assert Counter(statuses) == {200: 2, 429: 18}
+    assert len(engine.requests) == len(await stored_steps(store, "r1")) == 2
 
 
 async def test_the_error_of_the_limit_mentions_the_calls_in_flight(proxy, engine, http):
@@ -58,7 +58,7 @@ async def test_the_error_of_the_limit_mentions_the_calls_in_flight(proxy, engine
     for call in calls:
         call.cancel()
 
-    assert (429, "rollout_limit") == (refused.status, payload["error"]["type"])
+    assert (refused.status, payload["error"]["type"]) == (429, "rollout_limit")
     assert "0 of 2 steps, and calls for the remaining steps are in flight" in payload["error"]["message"]
 
 
@@ -83,8 +83,8 @@ async def test_a_call_that_a_full_queue_rejects_releases_its_reservation(store, 
 
         await wait_until(succeeds)
 
-    assert 429 == rejected
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert rejected == 429
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):
@@ -93,12 +93,12 @@ async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, 
     requests = len(engine.requests)
 
     async def both_succeed():
-        return [200, 200] == [await status_of(http, proxy) for _ in range(2)]
+        return [await status_of(http, proxy) for _ in range(2)] == [200, 200]
 
     assert requests == 0
     assert {*refused} <= {400, 422}
     await wait_until(both_succeed)
-    assert 429 == await status_of(http, proxy)
+    assert await status_of(http, proxy) == 429
 
 
 async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, store, engine, http):
@@ -116,8 +116,8 @@ async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, st
             await asyncio.sleep(0.005)
     hold.set()
 
-    assert {200: 1, 429: 4} == Counter(await asyncio.gather(*calls))
-    assert 2 == len(await wait_for_steps(store, "r1", 2))
+    assert Counter(await asyncio.gather(*calls)) == {200: 1, 429: 4}
+    assert len(await wait_for_steps(store, "r1", 2)) == 2
 
 
 async def test_the_lease_of_a_reservation_is_renewed_during_a_long_call(proxy, store, engine, http, monkeypatch):
@@ -145,7 +145,7 @@ async def test_the_lease_of_a_reservation_is_renewed_during_a_long_call(proxy, s
     for call in calls:
         call.cancel()
 
-    assert 429 == refused
+    assert refused == 429
 
 
 async def test_a_replayed_response_releases_its_reservation(proxy, store, engine, http):
@@ -157,6 +157,6 @@ async def test_a_replayed_response_releases_its_reservation(proxy, store, engine
     async def another_call_succeeds():
         return await status_of(http, proxy) == 200
 
-    assert [200] * 4 == statuses
+    assert statuses == [200] * 4
     await wait_until(another_call_succeeds)
-    assert 2 == len(engine.requests)
+    assert len(engine.requests) == 2

@@ -25,13 +25,13 @@ async def test_a_boundary_has_the_ids_texts_and_kind(rollout):
     await rollout.two_turns()
     drift = await rollout.boundary()
 
-    assert (8, "hello there</s>", "hello</s><s>user", "ok", "other") == (
+    assert (
         drift["index"], drift["expected_text"][-15:], drift["found_text"][-16:], drift["texts"], drift["kind"]
-    )  # fmt: skip
-    assert ([3, 6, 7, 2, 1, 4, 8, 9, 2], [3, 6, 7, 2, 1, 4, 8, 2, 1, 3]) == (
+    ) == (8, "hello there</s>", "hello</s><s>user", "ok", "other")  # fmt: skip
+    assert (
         drift["expected_ids"][-9:],
         drift["found_ids"][-10:],
-    )
+    ) == ([3, 6, 7, 2, 1, 4, 8, 9, 2], [3, 6, 7, 2, 1, 4, 8, 2, 1, 3])
 
 
 async def test_without_texts_a_boundary_has_ids_and_is_unexplained(rollout, drifting):
@@ -39,8 +39,11 @@ async def test_without_texts_a_boundary_has_ids_and_is_unexplained(rollout, drif
     await rollout.two_turns()
     drift = await rollout.boundary()
 
-    assert (None, None, "unavailable", "unexplained") == tuple(
-        drift[name] for name in ("expected_text", "found_text", "texts", "kind")
+    assert tuple(drift[name] for name in ("expected_text", "found_text", "texts", "kind")) == (
+        None,
+        None,
+        "unavailable",
+        "unexplained",
     )
 
 
@@ -55,10 +58,13 @@ async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(ro
     await rollout.counted(unexplained=1)
     drifting.gate.set()
 
-    assert ("timeout", None, None, "unexplained") == tuple(
-        drift[name] for name in ("texts", "expected_text", "found_text", "kind")
+    assert tuple(drift[name] for name in ("texts", "expected_text", "found_text", "kind")) == (
+        "timeout",
+        None,
+        None,
+        "unexplained",
     )
-    assert ("not_requested", "unexplained") == (without_texts["texts"], without_texts["kind"])
+    assert (without_texts["texts"], without_texts["kind"]) == ("not_requested", "unexplained")
     assert "Kinds of 1 of 1 drift boundaries not known yet: 1 timed out after" in caplog.text
 
 
@@ -69,7 +75,7 @@ async def test_texts_above_the_limit_of_lookups_are_reported_as_over_limit(rollo
     await rollout.two_turns()
     drift = await rollout.boundary()
 
-    assert ("over_limit", "unexplained") == (drift["texts"], drift["kind"])
+    assert (drift["texts"], drift["kind"]) == ("over_limit", "unexplained")
 
 
 @pytest.mark.usefixtures("no_early_lookups")
@@ -85,7 +91,7 @@ async def test_later_reads_look_up_the_remaining_texts(rollout, drifting, monkey
         reads.append([drift["texts"] for drift in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - `shuffle` reads the list
 
     assert reads[0] != reads[1]
-    assert [1, 1] == [texts.count("over_limit") for texts in reads]
+    assert [texts.count("over_limit") for texts in reads] == [1, 1]
 
 
 @pytest.mark.usefixtures("no_early_lookups")
@@ -97,7 +103,7 @@ async def test_texts_shared_by_two_boundaries_are_looked_up_if_one_needs_them(ro
     await rollout.finish()
     await rollout.counted(retokenized=1, edited=1)
 
-    assert 1 == await rollout.metric("retokenized")
+    assert await rollout.metric("retokenized") == 1
 
 
 async def test_a_configured_tokenizer_decodes_the_texts(store, drifting, http, tmp_path):
@@ -109,7 +115,7 @@ async def test_a_configured_tokenizer_decodes_the_texts(store, drifting, http, t
         drift = await rollout.boundary()
 
     assert drift["expected_text"].endswith("hello there </s>")
-    assert [] == drifting.detokenized
+    assert drifting.detokenized == []
 
 
 async def test_drift_is_counted_when_the_rollout_is_finished(rollout):
@@ -121,7 +127,7 @@ async def test_drift_is_counted_when_the_rollout_is_finished(rollout):
     await rollout.counted(other=1)
 
     assert before is None
-    assert 1 == await rollout.metric("other")
+    assert await rollout.metric("other") == 1
 
 
 async def test_stored_texts_are_not_looked_up_again(rollout, store, drifting):
@@ -133,9 +139,9 @@ async def test_stored_texts_are_not_looked_up_again(rollout, store, drifting):
     drifting.detokenize = unavailable
     shown = [await rollout.boundary(query) for query in ("", "?texts=false")]
 
-    assert [("ok", "retokenized", "hello there")] * 2 == [
-        (drift["texts"], drift["kind"], drift["found_text"]) for drift in shown
-    ]
+    assert [(drift["texts"], drift["kind"], drift["found_text"]) for drift in shown] == [
+        ("ok", "retokenized", "hello there")
+    ] * 2
     assert lookups == len(drifting.detokenized)
 
 
@@ -144,7 +150,7 @@ async def test_texts_that_cannot_be_stored_are_in_the_tree(rollout, store):
     store.failing.add("mark")
     await rollout.two_turns()
 
-    assert ["other", "other"] == [(await rollout.boundary())["kind"] for _ in range(2)]
+    assert [(await rollout.boundary())["kind"] for _ in range(2)] == ["other", "other"]
 
 
 async def test_concurrent_reads_at_several_processes_count_drift_once(store, drifting, http):
@@ -159,7 +165,7 @@ async def test_concurrent_reads_at_several_processes_count_drift_once(store, dri
         await asyncio.gather(*(rollout.boundary() for rollout in rollouts * 3))
         await rollouts[0].counted(retokenized=1)
 
-        assert 1 == sum([await rollout.metric("retokenized") for rollout in rollouts])
+        assert sum([await rollout.metric("retokenized") for rollout in rollouts]) == 1
 
 
 async def test_the_tree_has_the_kind_even_if_the_totals_cannot_be_stored(rollout, store, drifting):
@@ -170,4 +176,4 @@ async def test_the_tree_has_the_kind_even_if_the_totals_cannot_be_stored(rollout
     drifting.detokenize = same
     store.failing.add("update_if")
 
-    assert "retokenized" == (await rollout.boundary())["kind"]
+    assert (await rollout.boundary())["kind"] == "retokenized"

@@ -42,8 +42,8 @@ async def test_the_drift_of_a_late_step_is_counted(rollout, engine):
     await late
     await rollout.counted(retokenized=1)
 
-    assert 1 == (await rollout.get())["counts"]["late"]
-    assert 1 == await rollout.metric("retokenized")
+    assert (await rollout.get())["counts"]["late"] == 1
+    assert await rollout.metric("retokenized") == 1
 
 
 @pytest.mark.parametrize("path", ["", "/tree"])
@@ -54,7 +54,7 @@ async def test_reading_the_rollout_or_its_tree_counts_drift_after_a_crash(rollou
     await rollout.counted(retokenized=1)
     await rollout.get(path)
 
-    assert 1 == await rollout.metric("retokenized")
+    assert await rollout.metric("retokenized") == 1
 
 
 async def test_a_repeated_finish_counts_drift_after_a_crash(rollout, store):
@@ -64,7 +64,7 @@ async def test_a_repeated_finish_counts_drift_after_a_crash(rollout, store):
     while "drift" not in (await store.get("r1")).fields:
         await asyncio.sleep(0.005)
 
-    assert {"kinds": {"retokenized": 1}, "steps": 2} == orjson.loads((await store.get("r1")).fields["drift"])
+    assert orjson.loads((await store.get("r1")).fields["drift"]) == {"kinds": {"retokenized": 1}, "steps": 2}
 
 
 async def test_an_open_rollout_has_no_drift_totals(rollout, store):
@@ -136,11 +136,11 @@ async def test_work_requested_while_it_runs_runs_once_more():
     await work.begun.wait()
     for _ in range(3):
         await coalescer.run("a", work)
-    assert (1, True) == (work.times, coalescer.is_recent("a"))
+    assert (work.times, coalescer.is_recent("a")) == (1, True)
     work.gate.set()
     await task
 
-    assert 2 == work.times
+    assert work.times == 2
 
 
 async def test_work_of_different_names_runs_concurrently():
@@ -152,7 +152,7 @@ async def test_work_of_different_names_runs_concurrently():
     first.gate.set()
     await task
 
-    assert 1 == second.times
+    assert second.times == 1
     assert not coalescer.is_recent("c")
 
 
@@ -165,7 +165,7 @@ async def test_work_is_recent_for_a_time_after_it_ran(monkeypatch):
     assert coalescer.is_recent("a")
     await coalescer.run("b", work)
 
-    assert (False, True) == (coalescer.is_recent("a"), coalescer.is_recent("b"))
+    assert (coalescer.is_recent("a"), coalescer.is_recent("b")) == (False, True)
 
 
 async def test_failed_work_raises_and_can_be_repeated():

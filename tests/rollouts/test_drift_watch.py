@@ -45,8 +45,9 @@ async def test_kinds_are_the_same_if_the_engine_stops_before_the_finish(store, h
         await rollout.finish()
         await rollout.counted(retokenized=1, tool_call_rewritten=1)
 
-        assert ["retokenized", "tool_call_rewritten"] == [
-            drift["kind"] for drift in (await rollout.get("/tree"))["drift"]
+        assert [drift["kind"] for drift in (await rollout.get("/tree"))["drift"]] == [
+            "retokenized",
+            "tool_call_rewritten",
         ]
 
 
@@ -63,7 +64,7 @@ async def test_an_unexplained_boundary_is_explained_by_a_later_read(rollout, sto
         while await rollout.metric("retokenized") != 1:
             await asyncio.sleep(0.005)
 
-    assert [0, 0, 0] == unknown
+    assert unknown == [0, 0, 0]
     assert "Kind of drift not known yet: engine fake did not return the texts" in caplog.text
 
 
@@ -79,7 +80,7 @@ async def test_lookups_of_texts_delay_neither_calls_nor_the_shutdown(store, drif
             await rollout.two_turns()
         drifting.gate.set()
 
-    assert {} == await store.marks("r1")
+    assert await store.marks("r1") == {}
 
 
 async def test_the_number_of_waiting_lookups_is_limited(rollout, drifting, monkeypatch):
@@ -92,7 +93,7 @@ async def test_the_number_of_waiting_lookups_is_limited(rollout, drifting, monke
     await rollout.finish()
     await rollout.counted(retokenized=1)
 
-    assert (0, 2) == (lookups, len(drifting.detokenized))
+    assert (lookups, len(drifting.detokenized)) == (0, 2)
 
 
 async def test_a_retry_reuses_the_texts_of_the_first_attempt(rollout, store, drifting):
@@ -104,7 +105,7 @@ async def test_a_retry_reuses_the_texts_of_the_first_attempt(rollout, store, dri
     await rollout.finish()
     await rollout.counted(retokenized=2)
 
-    assert 2 == len(drifting.detokenized)
+    assert len(drifting.detokenized) == 2
 
 
 async def test_a_call_of_another_policy_does_not_continue_an_earlier_one(store, drifting, http):
@@ -116,4 +117,4 @@ async def test_a_call_of_another_policy_does_not_continue_an_earlier_one(store, 
         await rollout.post("/v1/chat/completions", {"model": "judge", "messages": [ASK, REPLY, MORE]})
         await rollout.finish()
 
-        assert ([], []) == (drifting.detokenized, (await rollout.get("/tree"))["drift"])
+        assert (drifting.detokenized, (await rollout.get("/tree"))["drift"]) == ([], [])

@@ -29,22 +29,22 @@ async def test_a_repeated_finish_completes_the_group_after_a_crash(proxy, store)
     before = [group["status"] for group in (await proxy.get("/groups")).json["groups"]]
     repeated = await proxy.finish(member)
 
-    assert ["open"] == before
-    assert 200 == repeated.status
-    assert ["g"] == names_in(await proxy.claim())
+    assert before == ["open"]
+    assert repeated.status == 200
+    assert names_in(await proxy.claim()) == ["g"]
 
 
 async def test_reading_the_group_completes_it_after_a_crash(proxy, store):
     await crash_before_completion(proxy, store)
 
-    assert "complete" == await proxy.status("g")
-    assert ["g"] == names_in(await proxy.claim())
+    assert await proxy.status("g") == "complete"
+    assert names_in(await proxy.claim()) == ["g"]
 
 
 async def test_a_starting_process_completes_groups_after_a_crash(proxy, store):
     await crash_before_completion(proxy, store)
     async with running(settings_for(None), store):
-        assert ["g"] == names_in(await proxy.claim(wait_s=20))
+        assert names_in(await proxy.claim(wait_s=20)) == ["g"]
 
 
 async def test_a_starting_process_completes_groups_although_the_store_fails_meanwhile(proxy, store, monkeypatch):
@@ -61,7 +61,7 @@ async def test_a_starting_process_completes_groups_although_the_store_fails_mean
 
     monkeypatch.setattr(store.groups, "names", failing)
     async with running(settings_for(None), store):
-        assert ["g"] == names_in(await proxy.claim(wait_s=20))
+        assert names_in(await proxy.claim(wait_s=20)) == ["g"]
         assert None is next(failures, None)
 
 
@@ -74,8 +74,8 @@ async def test_a_finish_that_cannot_be_marked_in_the_group_is_503(proxy, store):
     groups.mark = mark
     second = await proxy.finish(member)
 
-    assert [503, 200] == [first.status, second.status]
-    assert "complete" == await proxy.status("g")
+    assert [first.status, second.status] == [503, 200]
+    assert await proxy.status("g") == "complete"
 
 
 async def unreachable(*_, **__):
@@ -89,10 +89,10 @@ async def test_a_repeated_finish_does_not_queue_a_claimed_group_again(proxy):
     batch = await proxy.claim()
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members))
 
-    assert [] == (await proxy.claim())["groups"]
+    assert (await proxy.claim())["groups"] == []
     await proxy.ack(batch)
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members))
-    assert [] == (await proxy.claim())["groups"]
+    assert (await proxy.claim())["groups"] == []
 
 
 async def test_a_rollout_without_a_group_can_be_finished_and_one_of_a_deleted_group_is_404(proxy):
@@ -103,7 +103,7 @@ async def test_a_rollout_without_a_group_can_be_finished_and_one_of_a_deleted_gr
     await proxy.delete("/groups/g")
     await proxy.delete("/groups/h")
 
-    assert [200, 404, 404] == [(await proxy.finish(name)).status for name in ("r1", member, "r2")]
+    assert [(await proxy.finish(name)).status for name in ("r1", member, "r2")] == [200, 404, 404]
 
 
 @pytest.mark.parametrize("fault", ["damaged", "versions", "reasons"])
@@ -132,9 +132,9 @@ async def test_a_group_with_an_unreadable_or_odd_rollout_can_be_completed_and_re
     claimed = await proxy.claim(groups=10)
     exported = await proxy.get("/export?container=parquet&include=flagged")
 
-    assert ([200, 200], 200, "complete") == (finished, group.status, group.json["status"])
+    assert (finished, group.status, group.json["status"]) == ([200, 200], 200, "complete")
     assert (["good"] if fault == "damaged" else ["good", "odd"]) == sorted(
         group["group_id"] for group in claimed["groups"]
     )
     assert ([409] * 4 if fault == "damaged" else [200] * 4) == shown
-    assert 200 == exported.status
+    assert exported.status == 200

@@ -45,10 +45,10 @@ async def test_a_rollout_is_finished_at_its_deadline(store, processes, clock):
     for process in processes:
         await process.deadlines.sweep()
 
-    assert ("open", None, None) == before
-    assert ("aborted", "deadline", 3000) == await ending(store)
-    assert [1, 0, 0] == [process.counted for process in processes]
-    assert 0 == await timer_count(store)
+    assert before == ("open", None, None)
+    assert await ending(store) == ("aborted", "deadline", 3000)
+    assert [process.counted for process in processes] == [1, 0, 0]
+    assert await timer_count(store) == 0
 
 
 async def test_a_rollout_is_finished_after_it_was_not_touched_for_its_idle_time(store, processes, clock):
@@ -63,8 +63,8 @@ async def test_a_rollout_is_finished_after_it_was_not_touched_for_its_idle_time(
     clock.ms += 1
     await processes[1].deadlines.sweep()
 
-    assert ("open", None, None) == before
-    assert ("aborted", "deadline", 31_000) == await ending(store)
+    assert before == ("open", None, None)
+    assert await ending(store) == ("aborted", "deadline", 31_000)
 
 
 async def test_a_rollout_that_is_never_idle_ends_at_its_deadline(store, processes, clock):
@@ -76,7 +76,7 @@ async def test_a_rollout_that_is_never_idle_ends_at_its_deadline(store, processe
     await store.renew("r1", rollout.incarnation, now_ms=clock.ms)
     await processes[0].deadlines.sweep()
 
-    assert ("aborted", "deadline", 11_000) == await ending(store)
+    assert await ending(store) == ("aborted", "deadline", 11_000)
 
 
 async def test_a_group_completes_when_its_last_member_is_finished_by_its_deadline(store, processes, clock):
@@ -87,11 +87,11 @@ async def test_a_group_completes_when_its_last_member_is_finished_by_its_deadlin
     clock.ms = 3000
     await asyncio.gather(*(process.deadlines.sweep() for process in processes))
 
-    assert ("completed", None) == (await ending(store, first))[:2]
-    assert [("aborted", "deadline")] * 2 == [(await ending(store, name))[:2] for name in (second, third)]
-    assert ["g"] == [queued.group for queued in (await store.queue.read(limit=9)).groups]
-    assert 2 == sum(process.counted for process in processes)
-    assert 0 == await timer_count(store)
+    assert (await ending(store, first))[:2] == ("completed", None)
+    assert [(await ending(store, name))[:2] for name in (second, third)] == [("aborted", "deadline")] * 2
+    assert [queued.group for queued in (await store.queue.read(limit=9)).groups] == ["g"]
+    assert sum(process.counted for process in processes) == 2
+    assert await timer_count(store) == 0
 
 
 async def test_a_finish_removes_the_timer(store, processes):
@@ -104,7 +104,7 @@ async def test_a_finish_removes_the_timer(store, processes):
     await processes[0].finisher.finish(other, "completed")
     store.timers.remove = remove
 
-    assert (0, 1) == (removed, await timer_count(store))
+    assert (removed, await timer_count(store)) == (0, 1)
 
 
 async def unreachable(*_, **__):
@@ -137,7 +137,7 @@ async def test_only_the_process_that_has_the_turn_sweeps(store, processes, clock
             await asyncio.sleep(0.002)
     await processes[0].deadlines.close()
 
-    assert ("aborted", "deadline", 9000) == await ending(store)
+    assert await ending(store) == ("aborted", "deadline", 9000)
 
 
 async def test_the_process_that_has_the_turn_repairs_the_index(store, server, clock, monkeypatch):
@@ -157,7 +157,7 @@ async def test_the_process_that_has_the_turn_repairs_the_index(store, server, cl
             await asyncio.sleep(0.01)
     await process.deadlines.close()
 
-    assert (None, ("r1",)) == (before, page.names)
+    assert (before, page.names) == (None, ("r1",))
 
 
 async def test_timers_of_rollouts_that_are_gone_or_have_no_deadline_are_removed(store, processes, clock):
@@ -168,9 +168,9 @@ async def test_timers_of_rollouts_that_are_gone_or_have_no_deadline_are_removed(
     await store._servers.execute(key, [("DEL", key)])  # as if it had expired
     await processes[0].deadlines.sweep()
 
-    assert ("open", None, None) == await ending(store, "without")
+    assert await ending(store, "without") == ("open", None, None)
     assert await store.get("gone") is None
-    assert 0 == await timer_count(store)
+    assert await timer_count(store) == 0
 
 
 async def test_a_process_that_dies_after_the_finish_leaves_the_group_to_another(store, processes, clock, monkeypatch):
@@ -187,10 +187,10 @@ async def test_a_process_that_dies_after_the_finish_leaves_the_group_to_another(
     clock.ms += LEASE_MS
     await processes[1].deadlines.sweep()
 
-    assert ("aborted", "deadline", 3000) == finished == await ending(store, member)
-    assert ("open", "complete") == (waiting, (await find_group(store, "g")).status_at(0))
-    assert [1, 0, 0] == [process.counted for process in processes]
-    assert [[member], [], []] == [process.settled for process in processes]
+    assert finished == await ending(store, member) == ("aborted", "deadline", 3000)
+    assert (waiting, (await find_group(store, "g")).status_at(0)) == ("open", "complete")
+    assert [process.counted for process in processes] == [1, 0, 0]
+    assert [process.settled for process in processes] == [[member], [], []]
 
 
 async def test_a_finish_at_the_same_moment_wins_or_loses_as_a_whole(store, processes, clock):
@@ -210,10 +210,10 @@ async def test_a_finish_at_the_same_moment_wins_or_loses_as_a_whole(store, proce
     clock.ms += LEASE_MS
     await processes[1].deadlines.sweep()
 
-    assert ("completed", None, 2999) == await ending(store, member)
-    assert ("open", "complete") == (before.status_at(0), (await find_group(store, "g")).status_at(0))
-    assert 0 == sum(process.counted for process in processes)
-    assert 0 == await timer_count(store)
+    assert await ending(store, member) == ("completed", None, 2999)
+    assert (before.status_at(0), (await find_group(store, "g")).status_at(0)) == ("open", "complete")
+    assert sum(process.counted for process in processes) == 0
+    assert await timer_count(store) == 0
 
 
 async def test_a_call_that_begins_between_the_look_and_the_finish_keeps_an_idle_rollout_open(store, processes, clock):
@@ -234,8 +234,8 @@ async def test_a_call_that_begins_between_the_look_and_the_finish_keeps_an_idle_
     for clock.ms in (4999, 5000):
         await processes[1].deadlines.sweep()
 
-    assert [("open", None, None), ("aborted", "deadline", 3000)] == before
-    assert ("aborted", "deadline", 5000) == await ending(store, "idle")
+    assert before == [("open", None, None), ("aborted", "deadline", 3000)]
+    assert await ending(store, "idle") == ("aborted", "deadline", 5000)
 
 
 async def test_a_rollout_that_is_deleted_at_that_moment_is_not_created(store, processes, clock):
@@ -251,7 +251,7 @@ async def test_a_rollout_that_is_deleted_at_that_moment_is_not_created(store, pr
     await processes[0].deadlines.sweep()
 
     assert await store.get("r1") is None
-    assert 0 == await timer_count(store)
+    assert await timer_count(store) == 0
 
 
 async def test_an_unreadable_rollout_does_not_keep_others_open(store, processes, clock, caplog, monkeypatch):
@@ -262,10 +262,10 @@ async def test_an_unreadable_rollout_does_not_keep_others_open(store, processes,
     clock.ms = 3000
     await processes[0].deadlines.sweep()
 
-    assert "aborted" == (await ending(store))[0]
+    assert (await ending(store))[0] == "aborted"
     assert "rollout 'broken' is unreadable: field 'deadline_s'" in caplog.text
-    assert ["broken"] == [
-        timer.rollout for timer in await store.timers.claim(9, now_ms=3000 + LEASE_MS, until_ms=10**9)
+    assert [timer.rollout for timer in await store.timers.claim(9, now_ms=3000 + LEASE_MS, until_ms=10**9)] == [
+        "broken"
     ]
 
 
@@ -282,10 +282,10 @@ async def test_of_ten_thousand_rollouts_those_that_are_due_are_finished_once(sto
     settled = Counter(name for process in processes for name in process.settled)
 
     assert Counter(names[:2000]) == settled
-    assert 2000 == sum(process.counted for process in processes)
+    assert sum(process.counted for process in processes) == 2000
     assert all(process.counted for process in processes)
-    assert [] == await store.timers.claim(9, now_ms=3999, until_ms=4000)
-    assert 8000 == await timer_count(store)
+    assert await store.timers.claim(9, now_ms=3999, until_ms=4000) == []
+    assert await timer_count(store) == 8000
 
 
 class Flaky:
@@ -338,7 +338,7 @@ async def test_after_any_failures_each_rollout_is_finished_once_and_its_group_co
         await store.queue.claim(entry, "h", {}, lease_ms=1000, now_ms=1)
         await store.queue.remove(entry, "h", {}, now_ms=1)
 
-    assert {("aborted", "deadline")} == {(status, reason) for status, reason, _ in finished}
-    assert ["g", "h"] == sorted(queued)
-    assert 0 == await timer_count(store)
+    assert {(status, reason) for status, reason, _ in finished} == {("aborted", "deadline")}
+    assert sorted(queued) == ["g", "h"]
+    assert await timer_count(store) == 0
     assert all(count == 1 for count in Counter(name for process in processes for name in process.settled).values())

@@ -74,7 +74,7 @@ async def test_if_no_policy_is_trained_the_group_is_complete_for_the_default_one
         finished = await proxy.http.post(f"{other.url}/rollouts/{names[0]}/finish", json={"status": "completed"})
         finished.release()
 
-    assert (200, {"default": ["g"]}, "complete") == (finished.status, await queued(store), await proxy.status("g"))
+    assert (finished.status, await queued(store), await proxy.status("g")) == (200, {"default": ["g"]}, "complete")
 
 
 async def test_a_group_with_an_unreadable_step_is_in_the_queues_of_all_policies(proxy, store):
@@ -85,8 +85,8 @@ async def test_a_group_with_an_unreadable_step_is_in_the_queues_of_all_policies(
     await proxy.finish(name, reward=1)
     claims = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
 
-    assert {"planner": ["g"], "coder": ["g"]} == await queued(store)
-    assert [["damaged_step"]] * 2 == [[group["code"] for group in claimed["refused"]] for claimed in claims]
+    assert await queued(store) == {"planner": ["g"], "coder": ["g"]}
+    assert [[group["code"] for group in claimed["refused"]] for claimed in claims] == [["damaged_step"]] * 2
 
 
 async def test_concurrent_completions_enqueue_a_group_once_in_each_queue(proxy, store):
@@ -106,8 +106,8 @@ async def test_concurrent_completions_enqueue_a_group_once_in_each_queue(proxy, 
     await proxy.ack(batch)
     await asyncio.gather(*(completion.settle(group) for completion in completions))
 
-    assert {"planner": ["g"], "coder": ["g"]} == once
-    assert {"coder": ["g"]} == await queued(store)
+    assert once == {"planner": ["g"], "coder": ["g"]}
+    assert await queued(store) == {"coder": ["g"]}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -127,10 +127,10 @@ async def test_a_completion_that_fails_leaves_all_queues_or_none(proxy, store, m
     queue.enqueue = enqueue
     second = await proxy.finish(names[0], reward=1)
 
-    assert ([503, 200], {} if moment == "before" else {"planner": ["g"], "coder": ["g"]}) == (
+    assert (
         [first.status, second.status], between
-    )  # fmt: skip
-    assert {"planner": ["g"], "coder": ["g"]} == await queued(store)
+    ) == ([503, 200], {} if moment == "before" else {"planner": ["g"], "coder": ["g"]})  # fmt: skip
+    assert await queued(store) == {"planner": ["g"], "coder": ["g"]}
 
 
 async def test_a_group_is_not_queued_for_a_policy_with_inherited_steps_only(proxy, store):
@@ -139,4 +139,4 @@ async def test_a_group_is_not_queued_for_a_policy_with_inherited_steps_only(prox
     await record(store, inherit(sampled, name))
     await proxy.finish(name, reward=1)
 
-    assert {"planner": ["g"]} == await queued(store)
+    assert await queued(store) == {"planner": ["g"]}

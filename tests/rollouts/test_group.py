@@ -37,7 +37,7 @@ def marks(**members):
 def test_an_opened_group_has_its_rollouts_in_order():
     group = read_group(stored(size=2, members=["z", "a"]), marks(z=[FINISHED_MARK]))
 
-    assert (2, ("z", "a"), {"z"}, "open") == (group.size, group.members, group.finished, group.status_at(0))
+    assert (group.size, group.members, group.finished, group.status_at(0)) == (2, ("z", "a"), {"z"}, "open")
     assert not group.is_full
 
 
@@ -45,7 +45,7 @@ def test_a_group_created_by_calls_has_its_members_by_name():
     """Without a size it is never full."""
     group = read_group(stored(), marks(b=[MEMBER_MARK, FINISHED_MARK], a=[MEMBER_MARK, FINISHED_MARK]))
 
-    assert (None, ("a", "b")) == (group.size, group.members)
+    assert (group.size, group.members) == (None, ("a", "b"))
     assert not group.is_full
 
 
@@ -59,8 +59,8 @@ def test_a_group_is_full_when_all_its_own_members_are_finished():
 def test_after_its_lease_expired_a_claimed_group_is_complete():
     group = read_group(stored(status="claimed", lease_ms=100))
 
-    assert ["claimed", "complete"] == [group.status_at(99), group.status_at(100)]
-    assert "done" == read_group(stored(status="done", lease_ms=100)).status_at(1000)
+    assert [group.status_at(99), group.status_at(100)] == ["claimed", "complete"]
+    assert read_group(stored(status="done", lease_ms=100)).status_at(1000) == "done"
 
 
 STATES = st.dictionaries(st.sampled_from(["default", "planner", "a.b"]), st.sampled_from(STATUSES[1:]), min_size=1)
@@ -75,18 +75,18 @@ def test_a_group_has_the_first_status_that_it_has_for_a_policy(states):
 
     assert next(status for status in STATUSES if status in states.values()) == group.status_at(4)
     assert states == {policy: group.status_for(policy, 4) for policy in states}
-    assert (None, False) == (group.status_for("other", 4), group.is_open)
+    assert (group.status_for("other", 4), group.is_open) == (None, False)
 
 
 def test_the_state_of_the_default_policy_has_fields_without_a_suffix():
     """As without named policies; an open group has no state, and is open for every policy."""
-    assert {"status": b'"done"', "batch_id": None} == state_fields("default", status="done", batch_id=None)
-    assert {"status:planner": b'"done"'} == state_fields("planner", status="done")
-    assert ("open", "open", True) == (
+    assert state_fields("default", status="done", batch_id=None) == {"status": b'"done"', "batch_id": None}
+    assert state_fields("planner", status="done") == {"status:planner": b'"done"'}
+    assert (
         read_group(stored(size=1)).status_at(0),
         read_group(stored(size=1)).status_for("planner", 0),
         read_group(stored(size=1)).is_open,
-    )
+    ) == ("open", "open", True)
 
 
 def test_a_batch_is_read_as_it_was_written():
@@ -94,7 +94,7 @@ def test_a_batch_is_read_as_it_was_written():
     fields = write_batch("trainer", "default", [QueuedGroup("g1", "5-0", b"note"), QueuedGroup("a/b", "6-1", b"")])
     batch = read_batch(StoredEntity("b", "incarnation", 1, 1, fields, {}))
 
-    assert ("b", "trainer", None, None) == (batch.batch_id, batch.consumer, batch.ended, batch.answer)
+    assert (batch.batch_id, batch.consumer, batch.ended, batch.answer) == ("b", "trainer", None, None)
     assert (QueuedGroup("g1", "5-0", b""), QueuedGroup("a/b", "6-1", b"")) == batch.held
 
 
@@ -103,14 +103,14 @@ def test_a_batch_of_a_named_policy_has_its_groups_in_the_queue_of_the_policy():
     batch = read_batch(StoredEntity("b", "i", 1, 1, write_batch("t", "planner", [QueuedGroup("g", "5-0", b"")]), {}))
 
     assert ("planner", (QueuedGroup("g", "5-0", b"", "planner"),)) == (batch.policy, batch.held)
-    assert {"consumer", "held"} == write_batch("t", "default", []).keys()
+    assert write_batch("t", "default", []).keys() == {"consumer", "held"}
 
 
 def test_an_ended_batch_has_its_response():
     fields = {**write_batch("t", "default", []), "ended": b'"acked"', "answer": orjson.dumps({"acked": ["g"]})}
     batch = read_batch(StoredEntity("b", "incarnation", 1, 1, fields, {}))
 
-    assert ("acked", {"acked": ["g"]}) == (batch.ended, batch.answer)
+    assert (batch.ended, batch.answer) == ("acked", {"acked": ["g"]})
 
 
 CLOCK = SystemClock()
@@ -124,7 +124,7 @@ async def test_joining_creates_the_group_and_is_idempotent(store):
     rollouts = [await opened(store, name) for name in ("r2", "r1", "r2")]
     await asyncio.gather(*(join(store, CLOCK, rollout, "g") for rollout in rollouts))
 
-    assert ("r1", "r2") == (await find_group(store, "g")).members
+    assert (await find_group(store, "g")).members == ("r1", "r2")
 
 
 async def test_only_its_own_rollouts_can_join_an_opened_group(store):
@@ -140,7 +140,7 @@ async def test_only_its_own_rollouts_can_join_an_opened_group(store):
 
     assert await store.get("new") is None
     assert await store.get("existing") is not None
-    assert (name,) == (await find_group(store, "g")).members
+    assert (await find_group(store, "g")).members == (name,)
 
 
 async def test_a_group_that_is_deleted_during_a_join_is_created_again(store):
@@ -153,7 +153,7 @@ async def test_a_group_that_is_deleted_during_a_join_is_created_again(store):
     groups.waiting.pop("mark").set()
     await task
 
-    assert ("r1",) == (await find_group(store, "g")).members
+    assert (await find_group(store, "g")).members == ("r1",)
 
 
 async def test_finished_members_are_marked_in_this_incarnation_of_the_group(store):
@@ -161,11 +161,11 @@ async def test_finished_members_are_marked_in_this_incarnation_of_the_group(stor
     group = await find_group(store, "g")
     await mark_finished(store, CLOCK, group, ["r1"])
 
-    assert {"r1"} == (await find_group(store, "g")).finished
+    assert (await find_group(store, "g")).finished == {"r1"}
 
     await store.groups.delete("g")
     await store.groups.open("g", {}, now_ms=1)
     await mark_finished(store, CLOCK, group, ["r1"])
 
-    assert frozenset() == (await find_group(store, "g")).finished
+    assert (await find_group(store, "g")).finished == frozenset()
     assert read_group(await store.groups.get("g")).members == ()

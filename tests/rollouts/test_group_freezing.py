@@ -48,7 +48,7 @@ async def test_the_rewards_stay_frozen_until_every_claim_is_undone(store):
         await unfreeze(store, CLOCK, "r", claim)
         shown.append((await read(store)).claims)
 
-    assert [(DEFAULT, PLANNER, CODER), (DEFAULT, CODER), (CODER,), (CODER,), ()] == shown
+    assert shown == [(DEFAULT, PLANNER, CODER), (DEFAULT, CODER), (CODER,), (CODER,), ()]
     assert "claimed_by" not in (await store.get("r")).fields
 
 
@@ -59,7 +59,7 @@ async def test_a_freeze_keeps_the_other_claims(store):
     both = await frozen_by(store, CODER)
     again = await frozen_by(store, CODER)
 
-    assert (PLANNER, CODER) == both.claims == again.claims == (await frozen_by(store, PLANNER)).claims
+    assert both.claims == again.claims == (await frozen_by(store, PLANNER)).claims == (PLANNER, CODER)
 
 
 async def test_rollouts_are_frozen_together(store):
@@ -69,7 +69,7 @@ async def test_rollouts_are_frozen_together(store):
     await freeze(store, CLOCK, ["b"], PLANNER)
     found = await freeze(store, CLOCK, ["b", "gone", "a"], CODER)
 
-    assert [("b", (PLANNER, CODER)), ("a", (CODER,))] == [(rollout.rollout_id, rollout.claims) for rollout in found]
+    assert [(rollout.rollout_id, rollout.claims) for rollout in found] == [("b", (PLANNER, CODER)), ("a", (CODER,))]
 
 
 async def test_a_deleted_rollout_is_not_frozen(store):
@@ -172,7 +172,7 @@ async def test_no_reward_changes_after_a_claim_has_read_it_unless_it_is_undone(s
     await change_reward(store, 99)
     last = await read(store)
 
-    assert (99 == last.reward) == (not last.claims) == (not any(one.is_permanent for one in claimants))
+    assert (last.reward == 99) == (not last.claims) == (not any(one.is_permanent for one in claimants))
 
 
 async def interleave(store, turns, running, claimants, data):

@@ -61,11 +61,11 @@ async def test_a_repeated_call_is_replayed_from_the_store(store, engine, http):
         first, second = await post(http, served), await post(http, served)
         counted = await metric(http, served, "tokentape_idempotent_replays_total")
 
-    assert (200, 200, 1) == (first[0], second[0], len(engine.requests))
+    assert (first[0], second[0], len(engine.requests)) == (200, 200, 1)
     assert orjson.loads(first[2]) == orjson.loads(second[2])
     assert first[1]["X-Step-Id"] == second[1]["X-Step-Id"]
-    assert (None, "true") == (first[1].get("X-Idempotent-Replayed"), second[1].get("X-Idempotent-Replayed"))
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert (first[1].get("X-Idempotent-Replayed"), second[1].get("X-Idempotent-Replayed")) == (None, "true")
+    assert len(await stored_steps(store, "r1")) == 1
     assert counted.endswith(" 1.0")
 
 
@@ -75,7 +75,7 @@ async def test_a_repeated_stream_is_replayed_as_a_stream(store, engine, http):
     async with proxying(engine.url, store) as served:
         first, second = await post(http, served, body=body), await post(http, served, body=body)
 
-    assert 1 == len(engine.requests)
+    assert len(engine.requests) == 1
     assert "text/event-stream" in second[1]["Content-Type"]
     assert text_of(first[2]) == text_of(second[2]) != ""
     assert second[2].endswith(b"data: [DONE]\n\n")
@@ -100,9 +100,9 @@ async def test_repeats_of_a_call_in_flight_wait_for_its_response(store, engine, 
         proceed.set()
         responses = await asyncio.gather(*calls)
 
-    assert (1, {200}) == (len(engine.requests), {status for status, _, _ in responses})
-    assert 1 == len({headers["X-Step-Id"] for _, headers, _ in responses})
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert (len(engine.requests), {status for status, _, _ in responses}) == (1, {200})
+    assert len({headers["X-Step-Id"] for _, headers, _ in responses}) == 1
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_a_repeat_does_not_wait_for_the_first_clients_connection(store, engine, http):
@@ -137,9 +137,9 @@ async def test_a_key_with_another_body_is_422(store, engine, http):
 
     for status, _, error in (during, after):
         payload = orjson.loads(error)["error"]
-        assert (422, "Idempotency-Key") == (status, payload["param"])
+        assert (status, payload["param"]) == (422, "Idempotency-Key")
         assert "Use a new key for each body" in payload["message"]
-    assert 1 == len(engine.requests)
+    assert len(engine.requests) == 1
 
 
 async def test_keys_are_scoped_to_their_rollout(store, engine, http):
@@ -149,7 +149,7 @@ async def test_keys_are_scoped_to_their_rollout(store, engine, http):
         second = await post(http, served, path=CHAT.replace("r1", "r2"))
 
     assert first[1]["X-Step-Id"] != second[1]["X-Step-Id"]
-    assert 2 == len(engine.requests)
+    assert len(engine.requests) == 2
 
 
 async def test_the_keys_of_a_deleted_rollout_are_unused(store, engine, http):
@@ -186,7 +186,7 @@ async def test_repeats_that_waited_for_a_failed_call_make_one_new_attempt(store,
         responses = await asyncio.gather(*calls)
 
     assert [200, 200, 200, FAILED.status] == sorted(status for status, _, _ in responses)
-    assert 2 == len(engine.requests)
+    assert len(engine.requests) == 2
 
 
 async def test_a_repeat_after_a_disconnect_is_a_new_attempt_that_supersedes_the_first(store, engine, http):
@@ -223,8 +223,8 @@ async def test_a_replayed_undelivered_response_is_delivered(store, engine, http)
         store.waiting.clear()
         _, headers, _ = await post(http, served)
 
-    assert (step_id, 1) == (headers["X-Step-Id"], len(engine.requests))
-    assert frozenset() == read_marks(await store.marks("r1")).undelivered
+    assert (headers["X-Step-Id"], len(engine.requests)) == (step_id, 1)
+    assert read_marks(await store.marks("r1")).undelivered == frozenset()
 
 
 async def test_a_finished_rollout_still_replays_stored_responses(store, engine, http):
@@ -233,10 +233,10 @@ async def test_a_finished_rollout_still_replays_stored_responses(store, engine, 
     async with proxying(engine.url, store) as served:
         await post(http, served)
         async with http.post(served.url + "/rollouts/r1/finish", json={"status": "completed"}) as finished:
-            assert 200 == finished.status
+            assert finished.status == 200
         repeated, other = await post(http, served), await post(http, served, headers={"Idempotency-Key": "k2"})
 
-    assert (200, 409) == (repeated[0], other[0])
+    assert (repeated[0], other[0]) == (200, 409)
 
 
 async def test_x_stainless_retry_count_is_recorded_as_the_attempt(store, engine, http):
@@ -247,8 +247,8 @@ async def test_x_stainless_retry_count_is_recorded_as_the_attempt(store, engine,
             await post(http, served, headers={"X-Stainless-Retry-Count": count})
 
     steps = await stored_steps(store, "r1")
-    assert [None, 1, None, None, None] == [step.extra.get("attempt") for step in steps]
-    assert 1 == len({step.extra["request_key"] for step in steps})
+    assert [step.extra.get("attempt") for step in steps] == [None, 1, None, None, None]
+    assert len({step.extra["request_key"] for step in steps}) == 1
 
 
 async def test_a_keyed_call_is_503_before_anything_is_sent_if_its_key_cannot_be_looked_up(store, engine, http):
@@ -257,8 +257,8 @@ async def test_a_keyed_call_is_503_before_anything_is_sent_if_its_key_cannot_be_
     async with proxying(engine.url, store) as served:
         status, _, error = await post(http, served)
 
-    assert (503, "store_unavailable") == (status, orjson.loads(error)["error"]["type"])
-    assert [] == engine.requests
+    assert (status, orjson.loads(error)["error"]["type"]) == (503, "store_unavailable")
+    assert engine.requests == []
     with pytest.raises(StoreUnreachable):
         await store.marks("r1")
 

@@ -31,9 +31,9 @@ def test_a_rollout_has_one_object_with_its_latest_state(metrics):
     other = rollouts.note(rollout(incarnation="c"))
 
     assert first is again
-    assert "completed" == first.rollout.status
+    assert first.rollout.status == "completed"
     assert other is not first
-    assert (other, None) == (rollouts.get("r1"), rollouts.get("r2"))
+    assert (rollouts.get("r1"), rollouts.get("r2")) == (other, None)
 
 
 FIELDS = st.fixed_dictionaries(
@@ -73,9 +73,9 @@ def test_rollouts_that_were_not_used_for_the_longest_time_are_forgotten(metrics)
     second.blocks.update(b"%016d" % number for number in range(1000))
     rollouts.keep(second)
 
-    assert [True, False, True] == [rollouts.get(name) is not None for name in ("r1", "r2", "r7")]
+    assert [rollouts.get(name) is not None for name in ("r1", "r2", "r7")] == [True, False, True]
     assert rollouts.get("r1") is first
-    assert "<LiveRollouts 6, 0 busy, 18000 bytes>" == repr(rollouts)
+    assert repr(rollouts) == "<LiveRollouts 6, 0 busy, 18000 bytes>"
 
 
 def test_the_memory_of_a_rollout_that_grows_is_counted(metrics):
@@ -88,15 +88,15 @@ def test_the_memory_of_a_rollout_that_grows_is_counted(metrics):
     sizes.append(live.size)
     rollouts.note(rollout("r1", metadata=b'{"a": "%s"}' % (b"x" * 8000)))
 
-    assert [True, True, True] == [low < size for low, size in zip((0, 20_000, sizes[0] + 5000), sizes, strict=True)]
-    assert (None, live) == (rollouts.get("r2"), rollouts.get("r1"))
+    assert [low < size for low, size in zip((0, 20_000, sizes[0] + 5000), sizes, strict=True)] == [True, True, True]
+    assert (rollouts.get("r2"), rollouts.get("r1")) == (None, live)
 
 
 def test_without_memory_nothing_is_remembered(metrics):
     rollouts = LiveRollouts(0, metrics)
 
-    assert "b" == rollouts.note(rollout()).rollout.incarnation
-    assert "<LiveRollouts 0, 0 busy, 0 bytes>" == repr(rollouts)
+    assert rollouts.note(rollout()).rollout.incarnation == "b"
+    assert repr(rollouts) == "<LiveRollouts 0, 0 busy, 0 bytes>"
 
 
 def test_the_endings_of_steps_count_as_memory(metrics):

@@ -28,7 +28,7 @@ def test_each_cause_has_its_verdict_and_no_other(cause):
     """Also where tasks of one endpoint, and first tokens of replies, are less certain than others."""
     expected = CAUSES[cause][1]
 
-    assert [expected] * SEEDS == [verdicts(cause, seed) for seed in range(SEEDS)]
+    assert [verdicts(cause, seed) for seed in range(SEEDS)] == [expected] * SEEDS
 
 
 def test_parts_have_the_sums_of_all_rows():
@@ -50,10 +50,10 @@ def test_a_direction_and_an_endpoint_are_named():
     (first,) = verdicts_of(sums_of("first tokens over other positions"), RULES)
     (later,) = verdicts_of(sums_of("later replies over other positions"), RULES)
 
-    assert "0.7" == raw.of == divided.of
+    assert raw.of == divided.of == "0.7"
     assert raw.why.startswith("the trainer divides")
     assert divided.why.startswith("the trainer does not divide")
-    assert ("engine-1", "first", "later") == (stale.of, first.of, later.of)
+    assert (stale.of, first.of, later.of) == ("engine-1", "first", "later")
 
 
 def changed_by(size, where, **fields):
@@ -73,24 +73,24 @@ def is_later(batch):
 @pytest.mark.parametrize("certainty", [0.4, 1])
 def test_weights_far_away_are_no_temperature(certainty, size):
     """Logprobs of sampled tokens are high: those of other weights are nearer to their mean, which is a slope as well."""
-    assert ["unexplained"] == named(changed_by(size, lambda batch: batch.rows >= 0, certainty=certainty))
+    assert named(changed_by(size, lambda batch: batch.rows >= 0, certainty=certainty)) == ["unexplained"]
 
 
 def test_few_rows_with_other_contexts_are_no_tail():
-    assert ["boundaries"] == named(changed_by(3.0, lambda batch: is_later(batch) & (batch.rows % 8 < 2)))
+    assert named(changed_by(3.0, lambda batch: is_later(batch) & (batch.rows % 8 < 2))) == ["boundaries"]
 
 
 def test_replies_that_are_more_often_of_older_weights_are_no_fault_of_boundaries():
     older = changed_by(0.1, lambda batch: is_later(batch) & (batch.rows % 4 > 0), versions=("7", "6", "6", "6"))
 
-    assert ["lag"] == named(older)
+    assert named(older) == ["lag"]
 
 
 def test_without_tokens_of_the_reported_version_verdicts_about_weights_are_unknown():
-    assert ["unknown"] == named(sums_of("one endpoint with older weights", version="9"))
-    assert ["unknown"] == named(sums_of("experts routed otherwise", version="9"))  # as of older weights
-    assert ["boundaries", "unknown"] == named(sums_of("first tokens over other positions", version="9"))
-    assert ["shifted"] == named(sums_of("rows shifted by one", version="9"))
+    assert named(sums_of("one endpoint with older weights", version="9")) == ["unknown"]
+    assert named(sums_of("experts routed otherwise", version="9")) == ["unknown"]  # as of older weights
+    assert named(sums_of("first tokens over other positions", version="9")) == ["boundaries", "unknown"]
+    assert named(sums_of("rows shifted by one", version="9")) == ["shifted"]
 
 
 def test_a_difference_between_unknown_temperatures_is_described():
@@ -100,7 +100,7 @@ def test_a_difference_between_unknown_temperatures_is_described():
     scaled = [1.3 * row["logprobs"][row["mask"]] for row in rows]
     (verdict,) = verdicts_of(mismatch(rows, scaled, policy_version=VERSION), RULES)
 
-    assert ("temperature", "unknown") == (verdict.verdict, verdict.of)
+    assert (verdict.verdict, verdict.of) == ("temperature", "unknown")
     assert "a temperature of about 0.77 times the engine's" in verdict.why
 
 
@@ -115,7 +115,7 @@ def of_older_rows(fresh, size):
 @pytest.mark.parametrize("size", [0.0, 0.15, 0.5])
 def test_few_tokens_of_the_reported_version_are_as_none(size):
     """Older weights explain any difference, also a tail, and 192 tokens are too few to compare."""
-    assert ["unknown"] == named(of_older_rows(16, size))
+    assert named(of_older_rows(16, size)) == ["unknown"]
     assert (["lag"] if size else ["numeric"]) == named(of_older_rows(4, size))
 
 
@@ -147,14 +147,14 @@ def test_metrics_have_each_verdict():
 def test_ratios_of_whole_rows_are_described():
     shown = described(sums_of())["sequences"]
 
-    assert 16 == shown["rows"]
+    assert shown["rows"] == 16
     assert abs(shown["mean"]) <= shown["abs_mean"] <= shown["square_mean"] ** 0.5 < 2
     assert None is described(mismatch([], [], policy_version="7"))["sequences"]["mean"]
 
 
 def test_few_tokens_have_no_verdict():
-    assert ["too_few"] == named(sums_of("rows shifted by one", rows=slice(1)))
-    assert ["too_few"] == named(mismatch([], [], policy_version="7"))
+    assert named(sums_of("rows shifted by one", rows=slice(1))) == ["too_few"]
+    assert named(mismatch([], [], policy_version="7")) == ["too_few"]
 
 
 def change_histogram(sums):

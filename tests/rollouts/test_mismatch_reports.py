@@ -78,11 +78,11 @@ async def test_parts_that_processes_add_at_once_are_all_counted_once(server, sto
     found = await read(store, "b")
     await other.close()
 
-    assert 8 == sum(added) == len(found.parts)
+    assert sum(added) == len(found.parts) == 8
     expected = sums_of(0)
     for number in range(1, 8):
         expected = merged(expected, sums_of(number))
-    assert expected == found.sums
+    assert found.sums == expected
 
 
 @pytest.mark.usefixtures("unordered")
@@ -91,8 +91,8 @@ async def test_of_parts_that_overlap_one_is_counted(store):
     added = await asyncio.gather(*(add(store, report_of(at, at + 1)) for at in (0, 1, 0)), return_exceptions=True)
     found = await read(store, "b")
 
-    assert 1 == len(found.parts)
-    assert 2 == len(found.parts[0].rows) == found.sums["sequences"][0]
+    assert len(found.parts) == 1
+    assert len(found.parts[0].rows) == found.sums["sequences"][0] == 2
     assert {True, False, Conflict} >= {each if isinstance(each, bool) else type(each) for each in added}
     assert any(isinstance(each, Conflict) for each in added)
 
@@ -148,7 +148,7 @@ async def test_the_values_of_a_dimension_are_limited_over_all_parts(store):
         await add(store, of_row(report_of(1, sums=with_values(sums, "model", ["one more"])), 999))
     assert await add(store, of_row(report_of(1, sums=with_values(sums, "model", ["m0"])), 1000))
 
-    assert MAX_VALUES == len((await read(store, "b")).sums["cells"]["model"])
+    assert len((await read(store, "b")).sums["cells"]["model"]) == MAX_VALUES
     assert len((await store.mismatches.get("mismatch:b")).fields["mismatch"]) < 100_000
 
 
@@ -207,6 +207,6 @@ async def test_the_newest_reports_are_summarized_for_a_policy(store):
     metrics = make_metrics(CollectorRegistry())
     found = await newest_reports(store, "default", RULES, metrics)
 
-    assert [("b2", ["numeric"]), ("b0", ["numeric"])] == [(it["batch_id"], it["verdicts"]) for it in found["batches"]]
+    assert [(it["batch_id"], it["verdicts"]) for it in found["batches"]] == [("b2", ["numeric"]), ("b0", ["numeric"])]
     assert tokens_of(sums_of(*range(2, 16))) == found["newest"]["tokens"] == found["batches"][0]["tokens"]
-    assert {"batches": [], "newest": None} == await newest_reports(store, "none", RULES, metrics)
+    assert await newest_reports(store, "none", RULES, metrics) == {"batches": [], "newest": None}

@@ -50,7 +50,7 @@ def test_an_entry_of_another_version_is_read():
     before = entry(1)
     fields = {name: value for name, value in asdict(before).items() if name not in ("late_if", "origin", "first")}
 
-    assert [before, before] == [unpack(framed(fields)), unpack(framed({**fields, "later": 1}))]
+    assert [unpack(framed(fields)), unpack(framed({**fields, "later": 1}))] == [before, before]
 
 
 def test_an_entry_of_another_shape_is_damaged():
@@ -81,7 +81,7 @@ async def test_the_next_process_replays_entries_in_order(tmp_path):
     second.close()
 
     assert [entry(number) for number in range(5)] == taken
-    assert (5, 0) == (pending, (tmp_path / "deep" / "spool").stat().st_size)
+    assert (pending, (tmp_path / "deep" / "spool").stat().st_size) == (5, 0)
 
 
 async def test_a_failed_replay_resumes_where_it_failed(tmp_path):
@@ -101,7 +101,7 @@ async def test_a_failed_replay_resumes_where_it_failed(tmp_path):
     await journal.replay(append_to(taken))
     journal.close()
 
-    assert ["S1", "S2", "S3"] == [write.name for write in taken]
+    assert [write.name for write in taken] == ["S1", "S2", "S3"]
 
 
 async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
@@ -118,9 +118,9 @@ async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
     await journal.replay(together)
     journal.close()
 
-    assert 0 == journal.pending
-    assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r1"]
-    assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
+    assert journal.pending == 0
+    assert [name for rollout, name in taken if rollout == "r1"] == ["S0", "S1", "S2"]
+    assert [name for rollout, name in taken if rollout == "r2"] == ["S0", "S1", "S2"]
 
 
 async def test_a_rollout_that_fails_does_not_delay_others(tmp_path):
@@ -143,7 +143,7 @@ async def test_a_rollout_that_fails_does_not_delay_others(tmp_path):
     await journal.replay(refusing)
     journal.close()
 
-    assert (2, ["S1", "-", "S0", "S2"]) == (waiting, taken)
+    assert (waiting, taken) == (2, ["S1", "-", "S0", "S2"])
 
 
 async def test_an_incomplete_last_frame_is_removed(tmp_path):
@@ -156,7 +156,7 @@ async def test_an_incomplete_last_frame_is_removed(tmp_path):
         await journal.write(entry(3))
         await journal.replay(append_to(taken))
         journal.close()
-        assert (["S1", "S3"], 0) == ([write.name for write in taken], journal.damaged)
+        assert ([write.name for write in taken], journal.damaged) == (["S1", "S3"], 0)
 
 
 async def test_only_damaged_entries_are_lost(tmp_path):
@@ -169,7 +169,7 @@ async def test_only_damaged_entries_are_lost(tmp_path):
     await journal.replay(append_to(taken))
     journal.close()
 
-    assert (["S0", "S2"], 1) == ([write.name for write in taken], journal.damaged)
+    assert ([write.name for write in taken], journal.damaged) == (["S0", "S2"], 1)
 
 
 async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
@@ -187,7 +187,7 @@ async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
     await second.replay(append_to(taken))
     second.close()
 
-    assert ["S1", "S3"] == [write.name for write in taken]
+    assert [write.name for write in taken] == ["S1", "S3"]
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
@@ -210,7 +210,7 @@ async def test_a_partly_written_entry_is_removed(tmp_path):
     second.close()
 
     assert length == len(pack(entry(1, bytes(5 * size))))
-    assert (["S1", "S3"], 0) == ([write.name for write in taken], second.damaged)
+    assert ([write.name for write in taken], second.damaged) == (["S1", "S3"], 0)
 
 
 async def test_only_reachable_rollouts_are_replayed(tmp_path):
@@ -226,10 +226,10 @@ async def test_only_reachable_rollouts_are_replayed(tmp_path):
     await journal.replay(append_to(taken))
     journal.close()
 
-    assert ["S1", "S3"] == replayed
-    assert (True, False, 2) == states
-    assert ["S0", "S2", "S4"] == [write.name for write in taken[2:]]
-    assert 0 == path.stat().st_size
+    assert replayed == ["S1", "S3"]
+    assert states == (True, False, 2)
+    assert [write.name for write in taken[2:]] == ["S0", "S2", "S4"]
+    assert path.stat().st_size == 0
 
 
 async def test_an_entry_of_another_shape_does_not_stop_the_replay(tmp_path):
@@ -240,7 +240,7 @@ async def test_an_entry_of_another_shape_does_not_stop_the_replay(tmp_path):
     await journal.replay(append_to(taken))
     journal.close()
 
-    assert (["S2"], 1) == ([write.name for write in taken], journal.damaged)
+    assert ([write.name for write in taken], journal.damaged) == (["S2"], 1)
 
 
 async def test_a_journal_is_locked_by_one_process(tmp_path):
@@ -302,8 +302,8 @@ async def test_metrics_name_the_server_that_is_gone(store):
     while health.unreachable:
         await asyncio.sleep(0.01)
 
-    assert ((1, 1, None), (0, 1, 0)) == (before, during)
-    assert (1, 1, None) == (registry.get_sample_value("tokentape_store_up"), up(server), up(replaced))
+    assert (before, during) == ((1, 1, None), (0, 1, 0))
+    assert (registry.get_sample_value("tokentape_store_up"), up(server), up(replaced)) == (1, 1, None)
 
 
 async def test_a_rollout_depends_on_its_server_only(store, store_health):
@@ -320,7 +320,7 @@ async def test_moving_data_makes_no_server_unreachable(store_health):
     """A slot of a cluster that moves for longer than the timeout fails its calls only."""
     store_health.failed(StoreUnreachable("slot 7 is moving"))
 
-    assert {} == store_health.unreachable
+    assert store_health.unreachable == {}
 
 
 async def test_the_store_is_probed_again_after_an_unexpected_error_of_the_recovery(store):

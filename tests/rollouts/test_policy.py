@@ -37,7 +37,7 @@ def notices(version, number):
 
 def test_a_version_is_read_from_announcements():
     """It is None if none was announced."""
-    assert NOTHING == read_announced({})
+    assert read_announced({}) == NOTHING
     assert Announced("7", highest=7) == read_announced(notices("7", 1))
 
 
@@ -49,7 +49,7 @@ def test_an_older_announcement_does_not_replace_a_newer_one():
         policy.apply(announcements)
         versions.append(policy.announced.version)
 
-    assert [None, None, "2", "2", "3", "3"] == versions
+    assert versions == [None, None, "2", "2", "3", "3"]
 
 
 def test_each_policy_has_its_own_version():
@@ -58,8 +58,8 @@ def test_each_policy_has_its_own_version():
     policies = policies_of(TWO)
     policies.apply(announcements)
 
-    assert ["2", None, "7"] == [policy.version.announced.version for policy in policies]
-    assert ["2", None, "7"] == [read_announced(announcements, policy.name).version for policy in policies]
+    assert [policy.version.announced.version for policy in policies] == ["2", None, "7"]
+    assert [read_announced(announcements, policy.name).version for policy in policies] == ["2", None, "7"]
 
 
 class Store:
@@ -105,7 +105,7 @@ async def test_an_announcement_begins_one_epoch_if_its_response_is_lost():
     policy, store = PolicyVersion(), Store(lost=2)
     await policy.announce(store, "9", new_epoch=True)
 
-    assert 1 == policy.announced.epoch == read_announced(await store.read()).epoch
+    assert policy.announced.epoch == read_announced(await store.read()).epoch == 1
 
 
 VERSIONS = st.integers(0, 9).map(str) | st.sampled_from(["main", "-1", "9" * 19, ""])
@@ -139,7 +139,7 @@ def test_numbers_never_fall_within_an_epoch_and_epochs_never_fall(announcements)
 def test_staleness_is_the_distance_of_numbers_in_one_epoch(version, epoch, announced, now):
     expected = int(announced) - int(version) if epoch == now and {version, announced} <= set("0123456789") else None
 
-    assert expected == Announced(announced, now).staleness(version, epoch)
+    assert Announced(announced, now).staleness(version, epoch) == expected
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_the_policy_of_a_model_is_the_one_that_lists_it(model, policy):
 def test_the_first_policy_in_the_settings_has_a_model_that_several_list():
     both = {"narrow": {"models": ["m-1"]}, "wide": {"models": ["m-*"]}}
 
-    assert ["narrow", "wide"] == [policies_of(both).of(model).name for model in ("m-1", "m-2")]
-    assert "wide" == policies_of(dict(reversed(both.items()))).of("m-1").name
+    assert [policies_of(both).of(model).name for model in ("m-1", "m-2")] == ["narrow", "wide"]
+    assert policies_of(dict(reversed(both.items()))).of("m-1").name == "wide"
 
 
 @given(NAMES | st.none())
@@ -173,7 +173,7 @@ def test_without_named_policies_every_model_belongs_to_the_default_policy(model)
     policies = policies_of()
 
     assert policies.default is policies.only is policies.of(model) is policies.claimed(None)
-    assert (None, ("default",)) == (policies_of(TWO).only, policies.trained)
+    assert (policies_of(TWO).only, policies.trained) == (None, ("default",))
 
 
 @given(st.lists(NAMES | st.none(), max_size=10))
@@ -195,22 +195,22 @@ def test_a_model_that_no_policy_lists_is_logged_once(caplog):
     for number in range(500):
         policies.of_call(f"m{number}")
 
-    assert ["other", None, "x" * 100] == first
-    assert 100 == len(caplog.records)
+    assert first == ["other", None, "x" * 100]
+    assert len(caplog.records) == 100
 
 
 def test_no_model_is_logged_if_calls_of_the_default_policy_are_expected(caplog):
     for policies in (policies_of(), policies_of({**TWO, "default": {}})):
         policies.of_call("other")
 
-    assert [] == caplog.records
+    assert caplog.records == []
 
 
 def test_a_policy_has_a_name_or_is_not_found():
     """The message lists the names."""
     policies = policies_of(TWO)
 
-    assert ["planner", "judge", "default"] == [policies.named(policy.name).name for policy in policies]
+    assert [policies.named(policy.name).name for policy in policies] == ["planner", "judge", "default"]
     with pytest.raises(NotFound, match="The policies are planner, judge, default"):
         policies.named("critic")
 
@@ -279,13 +279,13 @@ async def test_a_heartbeat_counts_the_calls_of_all_processes_and_the_processes_w
     second.in_flight = 1
     await second.beat()
     await first.announce("wait")
-    assert (1, 1) == await first.beat()
+    assert await first.beat() == (1, 1)
     await second.beat()  # reads the announcement
     await second.beat()  # reports it
-    assert (1, 0) == await first.beat()
+    assert await first.beat() == (1, 0)
     await second._heartbeats.close()
 
-    assert (0, 0) == await first.beat()
+    assert await first.beat() == (0, 0)
 
 
 async def test_a_call_above_max_paused_is_rejected(pauses):
@@ -341,7 +341,7 @@ async def test_a_call_that_was_interrupted_waits_in_every_mode_and_is_not_in_fli
     await pause.announce(None)
     await asyncio.gather(*waiting)
 
-    assert ([0, 0, 1], 3) == (counts, pause.in_flight)
+    assert (counts, pause.in_flight) == ([0, 0, 1], 3)
 
 
 async def test_calls_that_wait_go_on_over_several_iterations_of_the_event_loop(pauses):
@@ -365,7 +365,7 @@ async def test_calls_that_wait_go_on_over_several_iterations_of_the_event_loop(p
     pause._note_change()
     await asyncio.gather(*waiting)
 
-    assert [0, 16, 32] == sorted({*counts})
+    assert sorted({*counts}) == [0, 16, 32]
     assert pause.in_flight == 50
 
 
@@ -385,7 +385,7 @@ async def test_a_call_that_was_interrupted_waits_no_longer_than_resume_timeout_s
 
     with pytest.raises(Paused, match=r"after 0.01 s \(agents.resume_timeout_s\)"):
         await pause.passed(0.01, is_resumed=True)
-    assert 0 == pause.in_flight
+    assert pause.in_flight == 0
 
 
 @pytest.mark.parametrize("most", [False, True])
@@ -409,7 +409,7 @@ async def test_a_pause_that_resumes_interrupts_at_once_and_the_others_once_drain
     lasts_of_pause = list(lasts)
     await second.beat()
 
-    assert (0, True) == drained
+    assert drained == (0, True)
     assert ([(None, False)] if most else [(None, False), (None, True)]) == list(dict.fromkeys(lasts_of_pause))
     assert lasts == lasts_of_pause
 
@@ -461,7 +461,7 @@ def test_a_pause_ends_calls_if_it_is_announced_to_and_no_other_pause_does(action
                 assert all(kind in announced.get(number, ()) for number, kind in ended)
                 kinds = announced.get(here.number, [])
                 expected = ["abort"] if "abort" in kinds else kinds[-1:]
-                assert expected == [kind for number, kind in ended if number == here.number][-1:]
+                assert [kind for number, kind in ended if number == here.number][-1:] == expected
             elif action in {"pause", "resume"}:
                 await here.announce("wait" if action == "pause" else None)
             elif here.number:
@@ -514,7 +514,7 @@ def test_an_endpoint_has_its_own_version_from_its_release_until_the_next_version
             for pause in pauses:
                 await pause.beat()
             for pause, known in zip(pauses, versions, strict=True):
-                assert expected == pause.held
+                assert pause.held == expected
                 assert {name: own.get(name, (version, 0)) for name in LABELS} == {
                     name: known.at(name) for name in LABELS
                 }
@@ -551,13 +551,13 @@ async def test_calls_at_a_held_endpoint_are_interrupted_at_once_and_the_others_o
         return (0 if is_last else 2), 1
 
     second.interrupt_calls = interrupt
-    assert (0, True) == await first.hold(["a"], drain_s=0.2)
-    assert [(("a",), False), (("a",), True)] == list(dict.fromkeys(seen))
+    assert await first.hold(["a"], drain_s=0.2) == (0, True)
+    assert list(dict.fromkeys(seen)) == [(("a",), False), (("a",), True)]
     await first.release(["a"])
     await second.beat()
     seen.clear()
 
-    assert ((9, 0), []) == (await second.beat(), seen)
+    assert (await second.beat(), seen) == ((9, 0), [])
 
 
 async def test_a_hold_that_does_not_drain_reports_the_calls_that_are_left(pauses, monkeypatch):
@@ -567,14 +567,14 @@ async def test_a_hold_that_does_not_drain_reports_the_calls_that_are_left(pauses
     first.interrupt_calls = lambda labels, *, is_last: (len(labels), 0)
     await second.beat()
     second._heartbeats.start()
-    assert (1, False) == await first.hold(["a"], drain_s=0)
+    assert await first.hold(["a"], drain_s=0) == (1, False)
     holding = asyncio.create_task(first.hold(["b"], drain_s=60))
     async with asyncio.timeout(50):
         while "b" not in second.held:
             await asyncio.sleep(0.01)
     await second.hold(["a"], drain_s=0)
 
-    assert (2, False) == await holding
+    assert await holding == (2, False)
 
 
 async def test_a_process_of_0_1_0_that_cannot_hold_counts_with_all_of_its_calls(store, pauses, monkeypatch):
@@ -584,7 +584,7 @@ async def test_a_process_of_0_1_0_that_cannot_hold_counts_with_all_of_its_calls(
     second._heartbeats.start()
     await store.announcements.beat("old", {"default": (10**6, 4)}, lifetime_ms=60_000, known=0)
 
-    assert (4, False) == await first.hold(["a"], drain_s=0)
+    assert await first.hold(["a"], drain_s=0) == (4, False)
 
 
 async def test_a_call_waits_while_all_of_its_endpoints_are_held_and_is_not_in_flight_meanwhile(pauses):
@@ -607,7 +607,7 @@ async def test_a_call_waits_while_all_of_its_endpoints_are_held_and_is_not_in_fl
     await pause.release(None)
     await resumed
 
-    assert [-1, 0, 1] == [*counts, pause.in_flight]
+    assert [*counts, pause.in_flight] == [-1, 0, 1]
 
 
 ACTIONS = ("call", "end", "pause", "reject", "resume", "abort", "beat")
@@ -691,9 +691,9 @@ async def test_two_policies_of_one_store_are_paused_independently(store):
             heartbeats.start()
             stack.push_async_callback(heartbeats.close)
         made["b", "default"].in_flight = 1
-        assert (0, True) == await made["a", "planner"].drained("wait", drain_s=0)
-        assert (1, False) == await made["a", "default"].drained("reject", drain_s=0)
-        assert ["reject", "wait"] * 2 == [pause.mode for pause in made.values()]
+        assert await made["a", "planner"].drained("wait", drain_s=0) == (0, True)
+        assert await made["a", "default"].drained("reject", drain_s=0) == (1, False)
+        assert [pause.mode for pause in made.values()] == ["reject", "wait"] * 2
         waiting = asyncio.create_task(made["b", "planner"].passed())
         await made["b", "default"].announce(None)
         await made["b", "default"].passed()

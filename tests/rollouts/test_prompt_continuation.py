@@ -53,8 +53,8 @@ async def test_the_steps_of_this_process_are_continued_without_reading_the_store
         await proxy.agent("r1").turns(4)
         rows = await proxy.rows("r1")
 
-    assert [] == reads
-    assert 1 == len(rows)
+    assert reads == []
+    assert len(rows) == 1
 
 
 async def test_processes_that_take_turns_continue_each_others_steps(store, reads):
@@ -67,9 +67,9 @@ async def test_processes_that_take_turns_continue_each_others_steps(store, reads
         found = continuations(await one.steps("r1"))
         rows = await one.rows("r1")
 
-    assert [None, *["sent"] * 5] == found
-    assert 1 == len(rows)
-    assert [0, 1, 2, 3, 4] == sorted(reads)
+    assert found == [None, *["sent"] * 5]
+    assert len(rows) == 1
+    assert sorted(reads) == [0, 1, 2, 3, 4]
 
 
 async def test_a_restarted_process_continues_the_steps_of_the_earlier_one(store, reads):
@@ -83,8 +83,8 @@ async def test_a_restarted_process_continues_the_steps_of_the_earlier_one(store,
             await agent.turns(3)
             rows = await proxy.rows("r1")
 
-    assert 1 == len(rows)
-    assert [0] == reads
+    assert len(rows) == 1
+    assert reads == [0]
 
 
 async def test_many_steps_are_read_in_pages(store, reads, monkeypatch):
@@ -97,8 +97,8 @@ async def test_many_steps_are_read_in_pages(store, reads, monkeypatch):
         await agent.turns(2)
         found = continuations(await proxy.steps("r1"))
 
-    assert [None] * 5 + ["sent", "sent"] == found
-    assert [0, 2, 4] == reads
+    assert found == [None] * 5 + ["sent", "sent"]
+    assert reads == [0, 2, 4]
 
 
 async def test_a_rollout_that_continues_nothing_has_at_most_one_step_in_memory(store, reads):
@@ -113,8 +113,8 @@ async def test_a_rollout_that_continues_nothing_has_at_most_one_step_in_memory(s
 
     assert sizes[0] - 4 * 500 > sizes[1]
     assert abs(sizes[2] - sizes[1]) < 2000  # what finds drift remembers the ids of each reply
-    assert [None, None, None, "sent", "sent"] == found
-    assert [0] == reads
+    assert found == [None, None, None, "sent", "sent"]
+    assert reads == [0]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 20_000])
@@ -131,8 +131,8 @@ async def test_the_cache_has_at_most_the_configured_bytes(store, reads, limit):
         found = continuations(await proxy.steps("r0"))
 
     assert max(sizes) <= limit
-    assert [None, "sent", "sent"] == found
-    assert [0] == reads
+    assert found == [None, "sent", "sent"]
+    assert reads == [0]
 
 
 async def test_rollouts_without_turns_count_towards_the_limit(store):
@@ -141,7 +141,7 @@ async def test_rollouts_without_turns_count_towards_the_limit(store):
         proxy.engine.answers(CHAT, {"error": {"message": "no"}}, status=400)
         sizes = []
         for number in range(20):
-            assert 400 == (await proxy.send(f"/rollouts/r{number}{CHAT}", proxy.agent("r").body()))[0]
+            assert (await proxy.send(f"/rollouts/r{number}{CHAT}", proxy.agent("r").body()))[0] == 400
             sizes.append(await cached_bytes(proxy))
 
     assert 40_000 < sizes[-1] <= max(sizes) <= 50_000
@@ -160,7 +160,7 @@ async def test_branches_count_with_all_their_prompts(store, monkeypatch):
         steps = (await proxy.steps("r1"))[:-1]
 
     prompts = [4 * len(step.prompts[0]) for step in steps]
-    assert [None, *["sent"] * 8] == continuations(steps)
+    assert continuations(steps) == [None, *["sent"] * 8]
     assert before > prompts[0]
     assert after - before > sum(prompts[1:]) - prompts[0]
 
@@ -188,7 +188,7 @@ async def test_long_steps_are_added_in_threads(store, monkeypatch):
         await asyncio.gather(*(branch.turns(3) for branch in branches))
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, *["sent"] * 20] == found
+    assert found == [None, *["sent"] * 20]
 
 
 async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, monkeypatch):
@@ -212,8 +212,8 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
         await asyncio.gather(continued, second.turn())
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, None, "sent", "sent"] == found
-    assert [] == reads
+    assert found == [None, None, "sent", "sent"]
+    assert reads == []
 
 
 async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch):
@@ -239,7 +239,7 @@ async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, mon
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "timeout", "timeout", "timeout", "sent"] == found
+    assert found == [None, "timeout", "timeout", "timeout", "sent"]
 
 
 async def test_an_unreachable_store_sends_the_call_unchanged(store, reads):
@@ -259,9 +259,9 @@ async def test_an_unreachable_store_sends_the_call_unchanged(store, reads):
         await agent.turn()
         found, counts = continuations(await proxy.steps("r1")), await other.counts()
 
-    assert [None, "store", "sent"] == found
+    assert found == [None, "store", "sent"]
     assert "kv_transfer_params" not in sent
-    assert {"refused:store": 1, "continued": 1} == counts
+    assert counts == {"refused:store": 1, "continued": 1}
 
 
 async def test_a_damaged_step_sends_the_call_unchanged(store, monkeypatch):
@@ -277,7 +277,7 @@ async def test_a_damaged_step_sends_the_call_unchanged(store, monkeypatch):
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "store"] == found
+    assert found == [None, "store"]
 
 
 async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, reads, monkeypatch):
@@ -296,8 +296,8 @@ async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, re
         await agent.turn()
         found, counts = continuations(await proxy.steps("r1")), await other.counts()
 
-    assert [None, "timeout", "sent"] == found
-    assert 1 == counts["refused:timeout"]
+    assert found == [None, "timeout", "sent"]
+    assert counts["refused:timeout"] == 1
 
 
 async def test_a_rollout_that_was_created_again_has_no_earlier_turns(store):
@@ -305,12 +305,12 @@ async def test_a_rollout_that_was_created_again_has_no_earlier_turns(store):
     async with served(store) as proxy:
         agent = proxy.agent("r1")
         await agent.turns(2)
-        assert 204 == (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0]
+        assert (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0] == 204
         await agent.turn()
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "sent"] == found
+    assert found == [None, "sent"]
 
 
 async def test_a_rollout_that_is_deleted_during_a_rendering_fails_no_call(store):
@@ -320,7 +320,7 @@ async def test_a_rollout_that_is_deleted_during_a_rendering_fails_no_call(store)
         await agent.turn()
 
         async def delete(body):
-            assert 204 == (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0]
+            assert (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0] == 204
             deleted.set()
 
         proxy.engine.faults[TOKENIZE] = delete
@@ -330,7 +330,7 @@ async def test_a_rollout_that_is_deleted_during_a_rendering_fails_no_call(store)
         found = continuations(await proxy.steps("r1"))
 
     assert deleted.is_set()
-    assert [None] == found
+    assert found == [None]
 
 
 async def test_steps_in_the_journal_are_continued_once_they_are_stored(store, tmp_path):
@@ -351,11 +351,11 @@ async def test_steps_in_the_journal_are_continued_once_they_are_stored(store, tm
         steps = await proxy.steps("r1")
         rows = await proxy.rows("r1")
 
-    assert 4 == len(steps)
-    assert [None, "sent"] == continuations(steps)[:2]
-    assert "sent" == continuations(steps)[3]
+    assert len(steps) == 4
+    assert continuations(steps)[:2] == [None, "sent"]
+    assert continuations(steps)[3] == "sent"
     assert all(step.exact for step in steps)
-    assert 2 == len(rows)
+    assert len(rows) == 2
 
 
 async def test_an_aborted_client_leaves_no_task(store):
@@ -387,4 +387,4 @@ async def test_an_aborted_client_leaves_no_task(store):
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "sent"] == found
+    assert found == [None, "sent"]

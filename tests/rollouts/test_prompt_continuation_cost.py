@@ -70,7 +70,7 @@ async def test_a_long_prompt_does_not_block_the_event_loop(long_engine, server, 
         measured = await proxy.measured()
         steps = await through.steps("r1")
 
-    assert [None, "sent", "sent"] == continuations(steps)
+    assert continuations(steps) == [None, "sent", "sent"]
     assert all(step.exact for step in steps)
     assert measured.longest_s < LONGEST_S, measured.longest
 

@@ -57,10 +57,13 @@ async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, live):
     await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
-    assert array("i", [7, 8]) == kept.choices[0].ids
-    assert {"steps": 1, "exact": 1, "sampled_tokens": 2, "prompt_tokens": 3} == (
-        await stored_rollout(store, "r1")
-    ).counts
+    assert kept.choices[0].ids == array("i", [7, 8])
+    assert (await stored_rollout(store, "r1")).counts == {
+        "steps": 1,
+        "exact": 1,
+        "sampled_tokens": 2,
+        "prompt_tokens": 3,
+    }
     assert kept.timing.stored is not None
 
 
@@ -109,7 +112,7 @@ async def test_the_first_step_sets_the_first_words_of_the_task(recorder, store, 
         await other.record(step(3, request={"prompt": "of another process"}), live, body_bytes=10, work_bytes=10)
     rollout = await stored_rollout(store, "r1")
 
-    assert (task, 5000) == (rollout.task, rollout.began_ms)
+    assert (rollout.task, rollout.began_ms) == (task, 5000)
 
 
 async def test_failed_calls_are_counted_by_http_status(recorder, store, live):
@@ -119,8 +122,8 @@ async def test_failed_calls_are_counted_by_http_status(recorder, store, live):
         await recorder.record(failed, live, body_bytes=10, work_bytes=10)
     rollout = await stored_rollout(store, "r1")
 
-    assert {"400": 2, "503": 1} == rollout.errors
-    assert 4 == rollout.counts["error"]
+    assert rollout.errors == {"400": 2, "503": 1}
+    assert rollout.counts["error"] == 4
 
 
 def runs_of(blocks):
@@ -134,7 +137,7 @@ async def test_shared_blocks_are_sent_once(recorder, store, live):
     for number in range(50):
         await recorder.record(step(number, prompt), live, body_bytes=10, work_bytes=10)
 
-    assert [16, 2, 1] == runs_of(await store.blocks("r1"))
+    assert runs_of(await store.blocks("r1")) == [16, 2, 1]
     assert all(array("i", prompt) == kept.prompts[0] for kept in await stored_steps(store, "r1"))
 
 
@@ -149,8 +152,8 @@ async def test_first_calls_at_once_compress_their_common_prompt_once(recorder, s
             *(recorder.record(step(number, prompt), live, body_bytes=2**20, work_bytes=2**20) for number in range(10))
         )
 
-    assert 32 == sum(size >= 4 * UNIT_BYTES for size in compressed)
-    assert 500 == sum(runs_of(await store.blocks("r1")))
+    assert sum(size >= 4 * UNIT_BYTES for size in compressed) == 32
+    assert sum(runs_of(await store.blocks("r1"))) == 500
 
 
 async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, live):
@@ -163,13 +166,13 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, live):
         await server.execute(b"", [("DEL", *keys)])
     await recorder.record(step(2, prompt), live, body_bytes=10, work_bytes=10)
 
-    assert [16, 2, 1] == runs_of(await store.blocks("r1"))
+    assert runs_of(await store.blocks("r1")) == [16, 2, 1]
 
 
 async def test_a_large_step_is_encoded_in_a_thread(recorder, store, live):
     await recorder.record(step(1, range(300_000)), live, body_bytes=2_000_000, work_bytes=2_000_000)
 
-    assert 300_000 == len((await stored_steps(store, "r1"))[0].prompts[0])
+    assert len((await stored_steps(store, "r1"))[0].prompts[0]) == 300_000
 
 
 async def test_a_store_failure_raises_store_unavailable(recorder, store, live):
@@ -178,7 +181,7 @@ async def test_a_store_failure_raises_store_unavailable(recorder, store, live):
     with pytest.raises(StoreUnavailable, match="could not be stored"):
         await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
-    assert [] == await stored_steps(store, "r1")
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, live):
@@ -194,7 +197,7 @@ async def test_a_step_of_an_earlier_live_is_not_stored_in_the_next(recorder, sto
     await store.open("r1", {}, now_ms=2)
     await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
-    assert [] == await stored_steps(store, "r1")
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_close_waits_for_detached_steps(recorder, store, live):
@@ -205,7 +208,7 @@ async def test_close_waits_for_detached_steps(recorder, store, live):
     store.waiting["append"].set()
     await closing
 
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(recorder, store, live):
@@ -217,8 +220,8 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
     recording.cancel()
     store.waiting["append"].set()
 
-    assert {"S001"} == await wait_for_undelivered(store, "r1")
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert await wait_for_undelivered(store, "r1") == {"S001"}
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, store, live):
@@ -234,8 +237,8 @@ async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, sto
     assert [f"S{number:03}" for number in range(1, 60)] == sorted(
         kept.step_id for kept in await stored_steps(store, "r1")
     )
-    assert 59 == (await stored_rollout(store, "r1")).counts["steps"]
-    assert 59 == sum(sample.value for family in recorder._metrics.steps.collect() for sample in family.samples)
+    assert (await stored_rollout(store, "r1")).counts["steps"] == 59
+    assert sum(sample.value for family in recorder._metrics.steps.collect() for sample in family.samples) == 59
 
 
 async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(recorder, store, live):
@@ -246,8 +249,8 @@ async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(record
     await recorder.record(step(response={"choices": [], "x": deep}), live, body_bytes=10, work_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
-    assert (None, True) == (kept.response, "unparsed_event" in kept.problems)
-    assert array("i", [7, 8]) == kept.choices[0].ids
+    assert (kept.response, "unparsed_event" in kept.problems) == (None, True)
+    assert kept.choices[0].ids == array("i", [7, 8])
 
 
 @pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
@@ -276,7 +279,7 @@ async def test_steps_are_journaled_while_the_store_is_unreachable(store, live, t
     await recorder.record(step(5), live, body_bytes=10, work_bytes=10)
     await recorder.close()
 
-    assert (4, 1) == (waiting, len(there))
+    assert (waiting, len(there)) == (4, 1)
     assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await stored_steps(store, "r1")]
 
 
@@ -291,7 +294,7 @@ async def test_entries_of_the_journal_are_stored_at_the_start(store, live, tmp_p
     (kept,) = await wait_for_steps(store, "r1")
     await second.close()
 
-    assert "S001" == kept.step_id
+    assert kept.step_id == "S001"
 
 
 async def test_a_step_that_is_being_written_to_the_journal_while_the_store_returns_is_stored(
@@ -318,7 +321,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     (kept,) = await wait_for_steps(store, "r1")
     await recorder.close()
 
-    assert "S001" == kept.step_id
+    assert kept.step_id == "S001"
 
 
 async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(store, live, incarnation, tmp_path):
@@ -332,8 +335,8 @@ async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(st
             await asyncio.sleep(0.01)
     store.failing.clear()
 
-    assert {"S001"} == await wait_for_undelivered(store, "r1")
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert await wait_for_undelivered(store, "r1") == {"S001"}
+    assert len(await stored_steps(store, "r1")) == 1
     await recorder.close()
 
 
@@ -343,8 +346,8 @@ async def test_without_a_journal_a_failed_mark_is_lost_and_the_step_remains(reco
     recorder.mark_undelivered(step(1), incarnation)
     await recorder.close()
 
-    assert 1 == len(await stored_steps(store, "r1"))
-    assert {} == await store.marks("r1")
+    assert len(await stored_steps(store, "r1")) == 1
+    assert await store.marks("r1") == {}
 
 
 async def test_a_step_that_can_be_written_neither_to_the_store_nor_to_the_journal_is_an_error(
@@ -364,7 +367,7 @@ async def test_a_step_that_can_be_written_neither_to_the_store_nor_to_the_journa
     there = [kept.step_id for kept in await wait_for_steps(store, "r1", 2)]
     await recorder.close()
 
-    assert ["S001", "S003"] == there
+    assert there == ["S001", "S003"]
 
 
 async def finish(store, finished_ms, **more):
@@ -387,9 +390,9 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, li
     recorder.record_detached(step(3, status="partial"), live, body_bytes=10)
     await recorder.close()
 
-    assert {"S002", "S003"} == await late_of(store)
-    assert (3, 2) == (len(await stored_steps(store, "r1")), (await stored_rollout(store, "r1")).counts["late"])
-    assert 2 == metrics.late_steps._value.get()
+    assert await late_of(store) == {"S002", "S003"}
+    assert (len(await stored_steps(store, "r1")), (await stored_rollout(store, "r1")).counts["late"]) == (3, 2)
+    assert metrics.late_steps._value.get() == 2
 
 
 async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, live):
@@ -397,7 +400,7 @@ async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, l
     await store.update_if("r1", write_fields({"status": "limited"}), expect={}, now_ms=1)
     await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
 
-    assert frozenset() == await late_of(store)
+    assert await late_of(store) == frozenset()
 
 
 async def journaled(store, live, tmp_path, number=1):
@@ -431,7 +434,7 @@ async def test_whether_a_journaled_step_is_late_depends_on_when_it_was_journaled
     await replayed(recorder, store)
 
     assert (is_claimed or finished_after_s == -100) == ("S001" in await late_of(store))
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(store, live, incarnation, tmp_path):
@@ -441,7 +444,7 @@ async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(s
     await finish(store, round((SystemClock().now() + 100) * 1000))
     await replayed(recorder, store)
 
-    assert {"odd"} == await late_of(store)
+    assert await late_of(store) == {"odd"}
 
 
 async def expire(store, name="r1"):
@@ -471,14 +474,14 @@ async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal):
     await recorder.close()
     rollout = await stored_rollout(mortal, "r1")
 
-    assert ["S002", "S003"] == [kept.step_id for kept in await stored_steps(mortal, "r1")]
+    assert [kept.step_id for kept in await stored_steps(mortal, "r1")] == ["S002", "S003"]
     assert (live.rollout.incarnation, 2, 1) == (
         rollout.incarnation,
         rollout.counts["steps"],
         metrics.restored_rollouts._value.get(),
     )
-    assert (1, "g1") == (rollout.created_ms, rollout.group_id)
-    assert {"S003"} == await wait_for_undelivered(mortal, "r1")
+    assert (rollout.created_ms, rollout.group_id) == (1, "g1")
+    assert await wait_for_undelivered(mortal, "r1") == {"S003"}
 
 
 async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unreachable(mortal, tmp_path):
@@ -508,4 +511,4 @@ async def test_a_journaled_step_of_a_deleted_rollout_is_discarded(mortal, tmp_pa
     await mortal.delete("r1")
     await replayed(recorder, mortal)
 
-    assert (None, 1) == (await mortal.get("r1"), recorder._metrics.discarded_steps._value.get())
+    assert (await mortal.get("r1"), recorder._metrics.discarded_steps._value.get()) == (None, 1)

@@ -47,7 +47,7 @@ async def age(store, name="r1"):
 
 
 async def is_renewed(store, name="r1"):
-    return 900_000 < await on_key(store, "PTTL", store.layout.rollout(name).rollout)
+    return await on_key(store, "PTTL", store.layout.rollout(name).rollout) > 900_000
 
 
 async def expire(store, name="r1"):
@@ -87,13 +87,13 @@ async def test_a_rollout_and_its_group_are_renewed_while_it_has_calls_in_flight(
     await age(mortal)
     await lifetimes.renew()
 
-    assert [True] * 2 == renewed
+    assert renewed == [True] * 2
     assert not await is_renewed(mortal)
 
 
 async def test_renewals_continue_after_store_failures(mortal, metrics, rollouts):
     """The interval is a third of the TTL; failures are counted."""
-    assert TTL_S / 3 == Lifetimes(mortal, metrics, rollouts)._every_s
+    assert Lifetimes(mortal, metrics, rollouts)._every_s == TTL_S / 3
     lifetimes = Lifetimes(mortal, metrics, rollouts, every_s=0.001).start()
     await busy_rollout(mortal, rollouts)
 
@@ -132,7 +132,7 @@ async def test_each_rollout_is_renewed_once_per_interval_with_at_most_64_renewal
     rollouts.busy |= {LiveRollout(Rollout(f"r{number % 500}", "b", 1, 1)) for number in range(1000)}
     await lifetimes.renew()
 
-    assert 500 == len(renewed) == len(set(renewed))
+    assert len(renewed) == len(set(renewed)) == 500
     assert most <= 64
 
 
@@ -173,11 +173,11 @@ async def test_a_step_restores_its_expired_rollout(mortal, engine, http, release
         async with http.get(served.url + "/metrics") as response:
             text = await response.text()
 
-    assert (200, 1) == (status, len(await stored_steps(mortal, "r1")))
+    assert (status, len(await stored_steps(mortal, "r1"))) == (200, 1)
     assert (before.incarnation, before.created_ms) == (rollout.incarnation, rollout.created_ms)
-    assert ("g1", {"task": 7}, 5, "open") == (
+    assert (
         rollout.group_id, rollout.metadata, rollout.limits.max_steps, rollout.status
-    )  # fmt: skip
+    ) == ("g1", {"task": 7}, 5, "open")  # fmt: skip
     assert opened == reopened
     assert "tokentape_restored_rollouts_total 1.0" in text
 
@@ -191,7 +191,7 @@ async def test_the_partial_step_of_a_disconnected_client_restores_its_expired_ro
         call.cancel()
         (step,) = await wait_for_steps(mortal, "r1")
 
-    assert ("partial", "g1") == (step.status, (await stored_rollout(mortal, "r1")).group_id)
+    assert (step.status, (await stored_rollout(mortal, "r1")).group_id) == ("partial", "g1")
 
 
 async def test_a_step_of_a_deleted_rollout_is_discarded_and_counted(mortal, engine, http, release):
@@ -204,7 +204,7 @@ async def test_a_step_of_a_deleted_rollout_is_discarded_and_counted(mortal, engi
         async with http.get(served.url + "/metrics") as response:
             text = await response.text()
 
-    assert (200, None) == (status, await mortal.get("r1"))
+    assert (status, await mortal.get("r1")) == (200, None)
     assert "tokentape_discarded_steps_total 1.0" in text
     assert "tokentape_restored_rollouts_total 0.0" in text
 
@@ -216,4 +216,4 @@ async def test_a_process_renews_the_rollout_of_a_call_in_flight(mortal, engine, 
         await age(mortal)
         await wait_until(lambda: is_renewed(mortal))
         release.set()
-        assert 200 == (await call).status
+        assert (await call).status == 200

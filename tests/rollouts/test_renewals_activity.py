@@ -64,7 +64,7 @@ async def test_a_rollout_is_touched_again_and_again_while_it_has_a_call_in_fligh
     with kept(activity, rollout), kept(activity, rollout):
         for clock.ms in (6000, 7000, 8000):
             await touched_at(store, clock.ms)
-        assert "<Activity of 1 rollouts>" == repr(activity)
+        assert repr(activity) == "<Activity of 1 rollouts>"
         activity._active[next(iter(activity._active))].touch_s += 1000
         clock.ms = 9000
     await tasks.wait()
@@ -72,8 +72,8 @@ async def test_a_rollout_is_touched_again_and_again_while_it_has_a_call_in_fligh
     clock.ms = 10_000
     await activity.touch()
 
-    assert (9000, 9000) == (at_end, await touched_ms(store))
-    assert "<Activity of 0 rollouts>" == repr(activity)
+    assert (at_end, await touched_ms(store)) == (9000, 9000)
+    assert repr(activity) == "<Activity of 0 rollouts>"
 
 
 async def test_a_sweep_does_not_find_a_rollout_with_a_call_in_flight_idle(store, activity, tasks, clock, process):
@@ -93,7 +93,7 @@ async def test_a_sweep_does_not_find_a_rollout_with_a_call_in_flight_idle(store,
     finished = (await store.get("r1")).fields
 
     assert before is None
-    assert (b'"aborted"', b"%d" % (ended + 3000)) == (finished["status"], finished["finished_ms"])
+    assert (finished["status"], finished["finished_ms"]) == (b'"aborted"', b"%d" % (ended + 3000))
 
 
 async def test_touches_continue_after_store_failures(store, activity, tasks, clock, process):
@@ -142,8 +142,8 @@ async def test_each_rollout_is_touched_when_its_time_has_come_with_at_most_64_to
         activity.end(rollout)
     await activity.close()
 
-    assert 0 == early
-    assert 300 == len(touched) == len(set(touched))
+    assert early == 0
+    assert len(touched) == len(set(touched)) == 300
     assert most <= 64
 
 
@@ -164,4 +164,4 @@ async def test_a_process_sweeps_again_after_the_store_failed(store, clock, proce
             await asyncio.sleep(0.002)
     await process.deadlines.close()
 
-    assert b'"aborted"' == (await store.get("r1")).fields["status"]
+    assert (await store.get("r1")).fields["status"] == b'"aborted"'

@@ -36,14 +36,14 @@ def test_a_rollout_is_read_as_it_was_written():
     rollout = read_rollout(StoredEntity("r1", "b", 1, 2, written | {"opened_with": b"not json"}, {"steps": 4}))
 
     assert "model" not in written
-    assert ("failed", True, "g", 0.5, {"a": 1}) == (
+    assert (
         rollout.status, rollout.is_finished, rollout.group_id, rollout.reward, rollout.metadata
-    )  # fmt: skip
+    ) == ("failed", True, "g", 0.5, {"a": 1})  # fmt: skip
     assert (Sampling(default={"n": 1}), ({"x": 1},), Limits(max_steps=3), 4) == (
         rollout.sampling, rollout.tools, rollout.limits, rollout.counts["steps"]
     )  # fmt: skip
-    assert ("append", None) == (rollout.continuation, read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).continuation)
-    assert ("open", False) == (read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).status, False)
+    assert (rollout.continuation, read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).continuation) == ("append", None)
+    assert (read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).status, False) == ("open", False)
 
 
 def test_undelivered_marks_exclude_steps_delivered_later():
@@ -56,7 +56,7 @@ def test_undelivered_marks_exclude_steps_delivered_later():
         }
     )
 
-    assert {"s1"} == marks.undelivered
+    assert marks.undelivered == {"s1"}
 
 
 def drifted(steps: int, **kinds: int) -> CountedDrift:

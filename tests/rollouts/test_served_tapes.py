@@ -41,26 +41,26 @@ async def test_each_run_of_the_agent_is_a_playback_of_its_own(served):
     url, http = served
     runs = [Agent(http, f"{url}/rollouts/r1/v1"), Agent(http, f"{url}/v1", Authorization="Bearer rollout:r1")]
     for agent in runs:
-        assert [200] * 3 == await agent.run()
-    assert [200] * 3 == await Agent(http, f"{url}/rollouts/r2/v1").run("r2")
+        assert await agent.run() == [200] * 3
+    assert await Agent(http, f"{url}/rollouts/r2/v1").run("r2") == [200] * 3
 
     assert runs[0].replies[1]["choices"] == runs[1].replies[1]["choices"]
-    assert {"r1-playback-1": (3, 0), "r1-playback-2": (3, 0), "r2-playback-1": (3, 0)} == await playbacks(http, url)
+    assert await playbacks(http, url) == {"r1-playback-1": (3, 0), "r1-playback-2": (3, 0), "r2-playback-1": (3, 0)}
 
 
 async def test_a_call_that_the_tape_does_not_have_is_refused(served):
     """The error names the difference; the next run begins a playback again, also if no call was answered."""
     url, http = served
     agent = Agent(http, f"{url}/rollouts/r1/v1")
-    assert [422] == await agent.run("Rome")
+    assert await agent.run("Rome") == [422]
     assert "Rome" in agent.replies[0]["error"]["message"]
-    assert [200] * 3 == await agent.run()
+    assert await agent.run() == [200] * 3
     messages = [SYSTEM, QUESTION, {"role": "assistant", "content": "?"}]
-    assert (
-        422 == (await agent.call("/chat/completions", {"model": "policy", "messages": messages, "max_tokens": 40}))[0]
-    )
+    assert (await agent.call("/chat/completions", {"model": "policy", "messages": messages, "max_tokens": 40}))[
+        0
+    ] == 422
 
-    assert {"r1-playback-1": (0, 1), "r1-playback-2": (3, 1)} == await playbacks(http, url)
+    assert await playbacks(http, url) == {"r1-playback-1": (0, 1), "r1-playback-2": (3, 1)}
 
 
 async def test_a_declared_retry_of_the_first_call_gets_its_response_again(served):
@@ -71,7 +71,7 @@ async def test_a_declared_retry_of_the_first_call_gets_its_response_again(served
     _, again = await agent.call("/chat/completions", body, **{"X-Stainless-Retry-Count": "1"})
 
     assert first == again
-    assert {"r1-playback-1": (1, 0)} == await playbacks(http, url)
+    assert await playbacks(http, url) == {"r1-playback-1": (1, 0)}
 
 
 async def test_parallel_first_calls_of_one_run_are_one_playback(store, tmp_path):
@@ -84,10 +84,10 @@ async def test_parallel_first_calls_of_one_run_are_one_playback(store, tmp_path)
     async with playing(path) as url, aiohttp.ClientSession() as http:
         agent = Agent(http, f"{url}/v1")  # the only tape needs no name
         answered = await asyncio.gather(*(agent.call("/chat/completions", body) for _ in range(5)))
-        assert [200] * 5 == [status for status, _ in answered]
-        assert {"r1-playback-1": (5, 0)} == await playbacks(http, url)
-        assert 200 == (await agent.call("/chat/completions", body))[0]
-        assert {"r1-playback-1": (5, 0), "r1-playback-2": (1, 0)} == await playbacks(http, url)
+        assert [status for status, _ in answered] == [200] * 5
+        assert await playbacks(http, url) == {"r1-playback-1": (5, 0)}
+        assert (await agent.call("/chat/completions", body))[0] == 200
+        assert await playbacks(http, url) == {"r1-playback-1": (5, 0), "r1-playback-2": (1, 0)}
 
 
 async def test_a_call_that_names_no_tape_is_refused_with_their_names(served):
@@ -95,30 +95,30 @@ async def test_a_call_that_names_no_tape_is_refused_with_their_names(served):
     url, http = served
     for base in (f"{url}/v1", f"{url}/rollouts/r9/v1"):
         agent = Agent(http, base)
-        assert [404] == await agent.run()
+        assert await agent.run() == [404]
         assert (
             "'r1', 'r2'" in agent.replies[0]["error"]["message"] or "'r2', 'r1'" in agent.replies[0]["error"]["message"]
         )
     for terms in ({}, {"playback": {"of": "r1", "on_mismatch": "sample"}}):
         async with http.post(f"{url}/rollouts", json={"rollout_id": f"own-{len(terms)}", **terms}) as response:
-            assert 201 == response.status
-        assert [422] == await Agent(http, f"{url}/rollouts/own-{len(terms)}/v1").run()
+            assert response.status == 201
+        assert await Agent(http, f"{url}/rollouts/own-{len(terms)}/v1").run() == [422]
 
 
 async def test_a_playback_that_is_opened_answers_its_own_calls(served):
     url, http = served
     async with http.post(f"{url}/rollouts", json={"rollout_id": "own", "playback": {"of": "r1"}}) as response:
         base = (await response.json())["base_url"]
-    assert [200] * 3 == await Agent(http, base).run()
+    assert await Agent(http, base).run() == [200] * 3
 
-    assert {"own": (3, 0)} == await playbacks(http, url)
+    assert await playbacks(http, url) == {"own": (3, 0)}
 
 
 async def test_texts_to_ignore_hold_for_all_tapes(store, tmp_path):
     path = await record(store, tmp_path, "r1")
     async with playing(path, {"ignore": ["weather in *?", "Today is *."]}) as url, aiohttp.ClientSession() as http:
         agent = Agent(http, f"{url}/rollouts/r1/v1")
-        assert [200] * 3 == await agent.run("Rome")
+        assert await agent.run("Rome") == [200] * 3
 
 
 async def test_runs_of_an_agent_that_continues_responses_by_their_ids_are_playbacks(store, tmp_path):
@@ -135,15 +135,15 @@ async def test_runs_of_an_agent_that_continues_responses_by_their_ids_are_playba
 
     path = tmp_path / "tape.jsonl"
     async with recorder(store, tmp_path) as url, aiohttp.ClientSession() as http:
-        assert [200, 200] == (await run(http, f"{url}/rollouts/r1/v1"))[0]
+        assert (await run(http, f"{url}/rollouts/r1/v1"))[0] == [200, 200]
         async with http.get(f"{url}/rollouts/r1/steps", headers={"Accept": "application/x-ndjson"}) as response:
             path.write_bytes(await response.read())
     async with playing(path) as url, aiohttp.ClientSession() as http:
         (first, reply), (second, again) = [await run(http, f"{url}/rollouts/r1/v1") for _ in range(2)]
-        assert [200, 200] == first == second
+        assert first == second == [200, 200]
         assert reply["output"] == again["output"]
         assert reply["id"] != again["id"]
-        assert {"r1-playback-1": (2, 0), "r1-playback-2": (2, 0)} == await playbacks(http, url)
+        assert await playbacks(http, url) == {"r1-playback-1": (2, 0), "r1-playback-2": (2, 0)}
 
 
 @pytest.mark.parametrize("name", SESSIONS)
@@ -166,7 +166,7 @@ async def test_runs_of_real_agents_on_another_day_are_playbacks(name, store, tmp
         for _ in range(2):
             assert [200] * len(first) == await send(http, f"{url}/rollouts/r", second)
         count = len(first)
-        assert {"r-playback-1": (count, 0), "r-playback-2": (count, 0)} == await playbacks(http, url)
+        assert await playbacks(http, url) == {"r-playback-1": (count, 0), "r-playback-2": (count, 0)}
 
 
 async def send(http, base, calls) -> list[int]:
@@ -186,15 +186,15 @@ async def test_old_playbacks_are_deleted(served, monkeypatch):
     url, http = served
     monkeypatch.setattr("proxy.rollouts.served_tapes.MAX_KEPT", 2)
     for _ in range(4):
-        assert [200] * 3 == await Agent(http, f"{url}/rollouts/r1/v1").run()
+        assert await Agent(http, f"{url}/rollouts/r1/v1").run() == [200] * 3
 
-    assert ["r1-playback-3", "r1-playback-4"] == [*await playbacks(http, url)]
+    assert [*await playbacks(http, url)] == ["r1-playback-3", "r1-playback-4"]
 
 
 async def test_a_name_that_a_playback_would_have_is_skipped(served):
     url, http = served
     async with http.post(f"{url}/rollouts", json={"rollout_id": "r1-playback-1"}) as response:
-        assert 201 == response.status
-    assert [200] * 3 == await Agent(http, f"{url}/rollouts/r1/v1").run()
+        assert response.status == 201
+    assert await Agent(http, f"{url}/rollouts/r1/v1").run() == [200] * 3
 
-    assert {"r1-playback-2": (3, 0)} == await playbacks(http, url)
+    assert await playbacks(http, url) == {"r1-playback-2": (3, 0)}

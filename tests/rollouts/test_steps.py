@@ -88,5 +88,5 @@ def test_tokens_weigh_less_in_packed_rows():
     asked = make_step("c", [1], [2], request={"messages": [ASK] * 640})
     translated = make_step("d", [1], [2], request={"contents": []}, sent={"set": {"messages": [ASK] * 640}})
 
-    assert [(1, 1), (11, 11), (11, 11)] == [weights_of([step]) for step in (short, asked, translated)]
-    assert (82, 12) == weights_of([short, long])
+    assert [weights_of([step]) for step in (short, asked, translated)] == [(1, 1), (11, 11), (11, 11)]
+    assert weights_of([short, long]) == (82, 12)

@@ -40,7 +40,7 @@ def test_any_fields_are_a_rollout_that_json_can_express_or_damaged(fields):
     try:
         rollout = read_rollout(stored(fields=fields))
     except Damaged as damage:
-        assert ("rollout", "r1") == (damage.entity, damage.name)
+        assert (damage.entity, damage.name) == ("rollout", "r1")
         assert "'r1' is unreadable" in damage.message
     else:
         assert to_json_bytes(
@@ -58,7 +58,7 @@ def test_any_fields_are_a_group_or_damaged(fields, marks):
     try:
         group = read_group(stored(fields=fields), marks)
     except Damaged as damage:
-        assert "group" == damage.entity
+        assert damage.entity == "group"
     else:
         assert group.status_at(5) in STATUSES
         assert group.attempts("a") < 3
@@ -104,7 +104,7 @@ def test_the_error_names_the_field(fields, why):
     with pytest.raises(Damaged, match=f"{why}.*Delete it, or correct it") as raised:
         read_rollout(stored(fields=fields))
 
-    assert (409, "damaged_record") == (raised.value.status, raised.value.code)
+    assert (raised.value.status, raised.value.code) == (409, "damaged_record")
 
 
 def test_damage_that_the_store_has_found_and_names_that_are_no_text_are_errors():
@@ -117,8 +117,8 @@ def test_damage_that_the_store_has_found_and_names_that_are_no_text_are_errors()
 
 def test_claims_are_read_beside_other_damage():
     """So that a freeze can be undone."""
-    assert ["b1"] == [claim.batch_id for claim in read_claims(stored(fields={"claimed_by": b'"b1"', "reward": b"NaN"}))]
-    assert () == read_claims(stored())
+    assert [claim.batch_id for claim in read_claims(stored(fields={"claimed_by": b'"b1"', "reward": b"NaN"}))] == ["b1"]
+    assert read_claims(stored()) == ()
 
 
 def test_what_is_omitted_is_counted_logged_and_named(caplog, monkeypatch):
@@ -128,9 +128,9 @@ def test_what_is_omitted_is_counted_logged_and_named(caplog, monkeypatch):
     entries = left_out([damage, damage], make_metrics(registry))
 
     assert [{"group_id": "counted", "why": damage.message}] * 2 == entries
-    assert 2 == registry.get_sample_value("tokentape_unreadable_total", {"entity": "group"})
-    assert 1 == caplog.text.count("'counted'")
+    assert registry.get_sample_value("tokentape_unreadable_total", {"entity": "group"}) == 2
+    assert caplog.text.count("'counted'") == 1
 
 
 def test_an_unreadable_announcement_leaves_the_value_before():
-    assert ("7", "6") == tuple(announced_value(Announcement(value, 1), str, "a", "6") for value in (b'"7"', b"{"))
+    assert tuple(announced_value(Announcement(value, 1), str, "a", "6") for value in (b'"7"', b"{")) == ("7", "6")

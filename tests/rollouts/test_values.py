@@ -35,7 +35,7 @@ async def with_branches(store, *rewards, before="s2", version="1", alone=()):
 
 
 async def test_a_rollout_without_playbacks_has_no_values(store):
-    assert [] == await values_of(store, await record(store, "r1", *STEPS))
+    assert await values_of(store, await record(store, "r1", *STEPS)) == []
 
 
 async def test_a_value_is_the_mean_reward_of_the_branches_before_the_step(store):
@@ -44,7 +44,7 @@ async def test_a_value_is_the_mean_reward_of_the_branches_before_the_step(store)
     (value,) = await read_values(store, source, METRICS)
     shown = value.as_dict()
 
-    assert ("s2", 2, 0.5, 3, 3) == tuple(shown[name] for name in ("step_id", "index", "value", "count", "branches"))
+    assert tuple(shown[name] for name in ("step_id", "index", "value", "count", "branches")) == ("s2", 2, 0.5, 3, 3)
     assert shown["std"] == pytest.approx((0.5 / 3) ** 0.5)
     assert [{"policy_versions": ["1"], "value": 0.5, "count": 3, "std": shown["std"]}] == shown["versions"]
 
@@ -54,20 +54,20 @@ async def test_values_are_in_the_order_of_the_steps(store):
     await branch(store, source, "s1", "c0", Call("x"), reward=0.5)
     await branch(store, source, None, "c1", Call("x"), reward=0.75)
 
-    assert [("s0", 0, 0.75, 1), ("s1", 1, 0.5, 1), ("s3", 3, 0.25, 1)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s0", 0, 0.75, 1), ("s1", 1, 0.5, 1), ("s3", 3, 0.25, 1)]
 
 
 async def test_branches_without_a_reward_and_those_that_were_not_there_do_not_count(store):
     source = await with_branches(store, 1.0, None, alone=("c0",))
     await branch(store, source, "s2", "c0", reached=False, reward=0.0)
 
-    assert [("s2", 2, 1.0, 3)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s2", 2, 1.0, 3)]
 
 
 async def test_a_state_without_rewards_has_no_value(store):
     (value,) = await read_values(store, await with_branches(store, None), METRICS)
 
-    assert (None, 0, None, []) == tuple(value.as_dict()[name] for name in ("value", "count", "std", "versions"))
+    assert tuple(value.as_dict()[name] for name in ("value", "count", "std", "versions")) == (None, 0, None, [])
 
 
 async def test_playbacks_that_branch_nowhere_or_after_a_step_have_no_state(store):
@@ -78,8 +78,8 @@ async def test_playbacks_that_branch_nowhere_or_after_a_step_have_no_state(store
     await record(store, "p3", playback={**terms, "before": "gone"}, has_branched=True, reward=1.0)
     await mark(store, source, rollouts=("p1", "p2", "p3"))
 
-    assert [] == await values_of(store, source)
-    assert [("p1", False), ("p2", True), ("p3", True)] == await branches_of(store, source)
+    assert await values_of(store, source) == []
+    assert await branches_of(store, source) == [("p1", False), ("p2", True), ("p3", True)]
 
 
 async def test_what_a_mark_names_may_be_gone_or_another_rollout(store):
@@ -89,7 +89,7 @@ async def test_what_a_mark_names_may_be_gone_or_another_rollout(store):
     await record(store, "own", *STEPS, reward=0.0)
     await mark(store, source, groups=("no group",))
 
-    assert [("s2", 2, 1.0, 1)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s2", 2, 1.0, 1)]
 
 
 async def test_marks_end_with_the_source(store):
@@ -97,7 +97,7 @@ async def test_marks_end_with_the_source(store):
     await store.delete("r1")
     again = await record(store, "r1", *STEPS)
 
-    assert [] == await read_branches(store, again, METRICS)
+    assert await read_branches(store, again, METRICS) == []
 
 
 async def test_the_values_of_a_source_that_is_deleted_meanwhile_are_not_found(store):
@@ -119,7 +119,7 @@ async def test_an_opening_marks_the_source_and_one_of_a_deleted_source_marks_not
     await store.delete("r1")
     await note_playbacks(store, SystemClock(), opened, f"{GROUP_MARK}g")
 
-    assert {f"{GROUP_MARK}g": b"", f"{ROLLOUT_MARK}b": b""} == marks
+    assert marks == {f"{GROUP_MARK}g": b"", f"{ROLLOUT_MARK}b": b""}
     assert await store.get("r1") is None
 
 
@@ -141,8 +141,8 @@ async def test_a_replacement_counts_in_place_of_the_branch_that_failed(store):
     await replay(store, dead, "again", *inherited, "y", reward=1.0)
     await grouped(store, source, ["dead"], {"dead": "again"})
 
-    assert [("again", True)] == await branches_of(store, source)
-    assert [("s1", 1, 1.0, 1)] == await values_of(store, source)
+    assert await branches_of(store, source) == [("again", True)]
+    assert await values_of(store, source) == [("s1", 1, 1.0, 1)]
 
 
 async def test_a_replacement_that_repeats_less_than_the_failed_branch_was_not_at_the_branch_step(store):
@@ -151,8 +151,8 @@ async def test_a_replacement_that_repeats_less_than_the_failed_branch_was_not_at
     await replay(store, dead, "again", Call("s0", sampled=Sampled("r1", "s0")), "y", reward=1.0)
     await grouped(store, source, ["dead"], {"dead": "again"})
 
-    assert [("again", False)] == await branches_of(store, source)
-    assert [("s1", 1, None, 1)] == await values_of(store, source)
+    assert await branches_of(store, source) == [("again", False)]
+    assert await values_of(store, source) == [("s1", 1, None, 1)]
 
 
 async def test_a_replacement_of_a_branch_that_was_not_at_its_branch_step_branches_there_itself(store):
@@ -161,7 +161,7 @@ async def test_a_replacement_of_a_branch_that_was_not_at_its_branch_step_branche
     await branch(store, source, "s2", "again", "y", reward=0.5)
     await grouped(store, source, ["dead"], {"dead": "again"})
 
-    assert [("s2", 2, 0.5, 1)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s2", 2, 0.5, 1)]
 
 
 async def test_a_branch_that_sampled_nothing_does_not_count(store):
@@ -170,7 +170,7 @@ async def test_a_branch_that_sampled_nothing_does_not_count(store):
     await branch(store, source, "s1", "b", reward=1.0)
     await mark(store, source, rollouts=("b",))
 
-    assert [("b", False)] == await branches_of(store, source)
+    assert await branches_of(store, source) == [("b", False)]
 
 
 async def test_a_replacement_after_a_deleted_member_does_not_count(store):
@@ -180,7 +180,7 @@ async def test_a_replacement_after_a_deleted_member_does_not_count(store):
     await grouped(store, source, ["dead"], {"dead": "again"})
     await store.delete("dead")
 
-    assert [] == await branches_of(store, source)
+    assert await branches_of(store, source) == []
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ async def test_branches_of_another_version_than_the_step_are_refused(store, vers
     with pytest.raises(Conflict, match=f"1 of 2 branches before step 's2' of rollout 'r1' .*{shown}"):
         await read_values(store, source, METRICS)
     (value,) = await read_values(store, source, METRICS, any_version=True)
-    assert 0.5 == value.mean
-    assert [1, 1] == [entry["count"] for entry in value.as_dict()["versions"]]
+    assert value.mean == 0.5
+    assert [entry["count"] for entry in value.as_dict()["versions"]] == [1, 1]
 
 
 async def test_versions_are_shown_by_age(store):
@@ -209,9 +209,9 @@ async def test_versions_are_shown_by_age(store):
     await branch(store, source, "s2", "c1", Call("x", "1", epoch=2), reward=0.5)
     (value,) = await read_values(store, source, METRICS, any_version=True)
 
-    assert [(["9", "10"], None, 0.0), (["10"], None, 1.0), (["1"], 2, 0.5)] == [
+    assert [
         (entry["policy_versions"], entry.get("policy_epoch"), entry["value"]) for entry in value.as_dict()["versions"]
-    ]
+    ] == [(["9", "10"], None, 0.0), (["10"], None, 1.0), (["1"], 2, 0.5)]
 
 
 async def test_versions_of_inherited_steps_and_of_other_policies_do_not_count(store):
@@ -223,7 +223,7 @@ async def test_versions_of_inherited_steps_and_of_other_policies_do_not_count(st
     await record(store, "b", *tape, *live, playback={**playback, "before": "s2"}, has_branched=True, reward=1.0)
     await mark(store, source, rollouts=("b",))
 
-    assert [("s2", 2, 1.0, 1)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s2", 2, 1.0, 1)]
 
 
 async def test_the_inherited_steps_of_a_source_are_of_the_rollout_that_sampled_them(store):
@@ -237,7 +237,7 @@ async def test_the_inherited_steps_of_a_source_are_of_the_rollout_that_sampled_t
     )
     await mark(store, source, rollouts=("b",))
 
-    assert [("s1", 1, 1.0, 1)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s1", 1, 1.0, 1)]
 
 
 async def test_the_version_of_a_step_without_tokens_is_that_of_the_next_one(store):
@@ -247,4 +247,4 @@ async def test_the_version_of_a_step_without_tokens_is_that_of_the_next_one(stor
     await record(store, "c", playback=playback, reward=0.0)
     await mark(store, source, rollouts=("b", "c"))
 
-    assert [("s0", 0, 0.5, 2)] == await values_of(store, source)
+    assert await values_of(store, source) == [("s0", 0, 0.5, 2)]

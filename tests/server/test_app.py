@@ -25,7 +25,7 @@ async def test_an_unexpected_exception_is_500_and_logged(store, caplog, monkeypa
         async with http.post(served.url + "/v1/chat/completions", json={"messages": []}) as response:
             payload = await response.json()
 
-    assert (500, "internal_error") == (response.status, payload["error"]["code"])
+    assert (response.status, payload["error"]["code"]) == (500, "internal_error")
     assert "oops" not in payload["error"]["message"]
     assert "oops" in caplog.text
 
@@ -73,11 +73,11 @@ async def test_a_scorer_has_its_own_endpoints_and_the_common_limits(engine, upst
     engines = scoring_engines(settings, upstream, make_metrics(CollectorRegistry()))
     teacher = engines["teacher"]
     try:
-        assert ["policy", "teacher"] == list(engines)
+        assert list(engines) == ["policy", "teacher"]
         assert engines["policy"].is_policy
         assert engines["policy"].upstream is upstream
-        assert (7, 5, 3) == (teacher.limits.timeout_s, teacher.limits.at_once, teacher.limits.max_attempts)
-        assert ("big", "2", False) == (teacher.model, teacher.version, teacher.is_policy)
-        assert ["http://127.0.0.1:9"] == [endpoint.settings.url for endpoint in teacher.upstream.endpoints]
+        assert (teacher.limits.timeout_s, teacher.limits.at_once, teacher.limits.max_attempts) == (7, 5, 3)
+        assert (teacher.model, teacher.version, teacher.is_policy) == ("big", "2", False)
+        assert [endpoint.settings.url for endpoint in teacher.upstream.endpoints] == ["http://127.0.0.1:9"]
     finally:
         await teacher.upstream.close()

@@ -47,9 +47,9 @@ async def test_an_invalid_http_request_is_a_400_json_error(store, engine, connec
     assert b" 400 " in head.partition(b"\r\n")[0], head
     assert b"application/json" in head
     error = orjson.loads(body)["error"]
-    assert ("invalid_request_error", "bad_request") == (error["type"], error["code"])
+    assert (error["type"], error["code"]) == ("invalid_request_error", "bad_request")
     assert not [word for word in ("b'", "\\x", "^", "\n", "Error", "aaa", "llhttp") if word in error["message"]]
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 async def test_an_exception_within_aiohttp_is_a_json_internal_error(store, engine, monkeypatch):
@@ -63,7 +63,7 @@ async def test_an_exception_within_aiohttp_is_a_json_internal_error(store, engin
         async with http.get(served.url + "/health") as response:
             error = (await response.json())["error"]
 
-    assert (500, "internal_error") == (response.status, error["code"])
+    assert (response.status, error["code"]) == (500, "internal_error")
     assert "error id" in error["message"]
     assert "secret" not in error["message"]
 
@@ -96,7 +96,7 @@ async def test_an_unknown_expectation_is_417_on_every_path(store, engine, connec
             writer.write(head % (path, expected))
             status, _, rest = (await reader.read()).partition(b"\r\n")
             assert b"417" in status
-            assert "expectation_failed" == orjson.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"]
+            assert orjson.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"] == "expectation_failed"
 
 
 async def test_expect_100_continue_is_answered_before_the_body(store, engine, connected):
@@ -104,10 +104,10 @@ async def test_expect_100_continue_is_answered_before_the_body(store, engine, co
     async with proxying(engine.url, store) as served:
         reader, writer = await connected(served.url)
         writer.write(b"POST /rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n")
-        assert b"HTTP/1.1 100 Continue\r\n" == await reader.readline()
+        assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
         writer.write(b"{}")
         await reader.readline()
-        assert b"HTTP/1.1 201 Created\r\n" == await reader.readline()
+        assert await reader.readline() == b"HTTP/1.1 201 Created\r\n"
 
 
 async def test_a_connection_accepted_during_the_shutdown_is_closed(monkeypatch):
@@ -133,7 +133,7 @@ async def test_a_connection_accepted_during_the_shutdown_is_closed(monkeypatch):
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(50):  # the keep-alive timeout is longer
             with suppress(ConnectionResetError):
-                assert b"" == await reader.read()
+                assert await reader.read() == b""
         writer.close()
     finally:
         await runner.cleanup()
@@ -173,10 +173,10 @@ async def test_calls_on_connections_above_the_limit_get_429_in_their_dialect_and
         async with http.get(served.url + "/health") as response:
             later = response.status
 
-    assert (200, 200, 429, b"") == (first[0], later, status, rest)
-    assert ("close", "1") == (headers["connection"], headers["retry-after"])
+    assert (first[0], later, status, rest) == (200, 200, 429, b"")
+    assert (headers["connection"], headers["retry-after"]) == ("close", "1")
     error = orjson.loads(body)
-    assert ("error", "rate_limit_error") == (error["type"], error["error"]["type"])
+    assert (error["type"], error["error"]["type"]) == ("error", "rate_limit_error")
     assert "agents.max_connections" in error["error"]["message"]
     counted = [float(metrics[f"tokentape_{name}"]) for name in ("connections", "connections_limit", "waiting_calls")]
-    assert [2, 1, 0] == counted
+    assert counted == [2, 1, 0]

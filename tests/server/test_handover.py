@@ -84,7 +84,7 @@ async def test_connections_are_spread_evenly(acceptor, together):
         for http, _ in connections:
             await http.close()
 
-    assert {"a": 8, "b": 8} == Counter(name for _, name in connections)
+    assert Counter(name for _, name in connections) == {"a": 8, "b": 8}
 
 
 async def test_short_connections_take_turns(acceptor):
@@ -103,12 +103,12 @@ async def test_a_worker_gets_new_connections_after_its_connections_have_closed(a
         for http, name in connections:
             if name == "a":
                 await http.close()
-        await wait_until(lambda: [0, 4] == sorted(worker.open for worker in accepting._workers))
+        await wait_until(lambda: sorted(worker.open for worker in accepting._workers) == [0, 4])
         later = [await connect(url) for _ in range(4)]
         for http, _ in connections + later:
             await http.close()
 
-    assert ["a"] * 4 == [name for _, name in later]
+    assert [name for _, name in later] == ["a"] * 4
 
 
 async def test_a_killed_worker_gets_no_connections_and_its_replacement_does(acceptor):
@@ -116,11 +116,11 @@ async def test_a_killed_worker_gets_no_connections_and_its_replacement_does(acce
     accepting, url = acceptor
     async with working(accepting, "b"):
         async with working(accepting, "a"):
-            assert {"a", "b"} == {await named(url) for _ in range(4)}
-        assert {"b"} == {await named(url) for _ in range(4)}
+            assert {await named(url) for _ in range(4)} == {"a", "b"}
+        assert {await named(url) for _ in range(4)} == {"b"}
         async with working(accepting, "c"):
-            await wait_until(lambda: 2 == sum(worker.is_accepting for worker in accepting._workers))
-            assert {"b", "c"} == {await named(url) for _ in range(4)}
+            await wait_until(lambda: sum(worker.is_accepting for worker in accepting._workers) == 2)
+            assert {await named(url) for _ in range(4)} == {"b", "c"}
 
 
 async def test_connections_wait_while_no_worker_accepts(acceptor):
@@ -129,29 +129,29 @@ async def test_connections_wait_while_no_worker_accepts(acceptor):
     await asyncio.sleep(0.05)
     assert not connecting.done()
     async with working(accepting, "a"):
-        assert "a" == await connecting
+        assert await connecting == "a"
 
 
 async def test_a_worker_that_stops_serves_the_connections_that_it_was_given(acceptor):
     """No connection is lost, and new ones go to the other worker."""
     accepting, url = acceptor
     async with working(accepting, "a") as stopping, working(accepting, "b"):
-        assert {"a", "b"} == {await named(url) for _ in range(4)}
+        assert {await named(url) for _ in range(4)} == {"a", "b"}
         connecting = [asyncio.create_task(named(url)) for _ in range(40)]
         await asyncio.sleep(0)
         await stopping.stop()
         names = await asyncio.gather(*connecting)
-        assert {"b"} == {await named(url) for _ in range(4)}
+        assert {await named(url) for _ in range(4)} == {"b"}
 
-    assert 40 == len(names)
+    assert len(names) == 40
 
 
 async def test_a_stopping_acceptor_listens_until_no_worker_accepts(acceptor):
     accepting, url = acceptor
     async with working(accepting, "a") as worker:
-        assert "a" == await named(url)
+        assert await named(url) == "a"
         accepting.stop()
-        assert "a" == await named(url)
+        assert await named(url) == "a"
         await worker.stop()
         with pytest.raises(aiohttp.ClientConnectorError):
             await named(url)
@@ -171,9 +171,9 @@ async def test_a_connection_is_held_while_the_channels_are_full(acceptor, monkey
 
     monkeypatch.setattr(socket, "send_fds", send_fds)
     async with working(accepting, "a"):
-        assert "a" == await named(url)
+        assert await named(url) == "a"
 
-    assert 4 == len(tries)
+    assert len(tries) == 4
 
 
 async def test_an_error_of_accept_is_logged_and_retried(acceptor, monkeypatch, caplog):
@@ -198,7 +198,7 @@ async def test_an_error_of_accept_is_logged_and_retried(acceptor, monkeypatch, c
 
     accepting._listening = [Failing()]
     async with working(accepting, "a"):
-        assert "a" == await named(url)
+        assert await named(url) == "a"
 
     assert "Cannot accept connections: [Errno 24] Too many open files" in caplog.text
 
@@ -212,10 +212,10 @@ async def test_workers_serve_tls_and_count_failed_handshakes_as_closed(acceptor,
         with pytest.raises(aiohttp.ClientError):
             await named(url)
         http, name = await connect(url.replace("http", "https"), ssl=trusting)
-        assert "a" == name
-        await wait_until(lambda: 1 == accepting._workers[0].open)
+        assert name == "a"
+        await wait_until(lambda: accepting._workers[0].open == 1)
         await http.close()
-        await wait_until(lambda: 0 == accepting._workers[0].open)
+        await wait_until(lambda: accepting._workers[0].open == 0)
 
 
 async def test_a_worker_stops_without_its_supervisor(acceptor, monkeypatch):
@@ -242,7 +242,7 @@ async def test_connections_that_a_worker_has_not_accepted_yet_are_counted(accept
         for writer in writers:
             writer.close()
 
-    assert 0 == before
+    assert before == 0
 
 
 async def test_connections_that_no_worker_has_yet_are_counted(acceptor):
@@ -256,4 +256,4 @@ async def test_connections_that_no_worker_has_yet_are_counted(acceptor):
     for writer in writers:
         writer.close()
 
-    assert (0, 3, 3) == (before, in_backlog, one.waiting)
+    assert (before, in_backlog, one.waiting) == (0, 3, 3)

@@ -33,7 +33,7 @@ async def test_with_separate_ports_each_api_is_served_on_its_port_only(store):
             async with http.post(served.control_url + "/v1/chat/completions", json={}) as model_call_on_control:
                 pass
 
-    assert [200, 404, 404] == [control.status, model.status, model_call_on_control.status]
+    assert [control.status, model.status, model_call_on_control.status] == [200, 404, 404]
 
 
 async def test_a_port_in_use_is_an_error_with_the_port(store):
@@ -64,9 +64,9 @@ async def test_the_shutdown_refuses_new_connections_and_completes_calls_in_fligh
         body = await response.read()
         await stopping
 
-    assert (503, {"status": "stopping", "in_flight": 1}) == (ready.status, payload)
+    assert (ready.status, payload) == (503, {"status": "stopping", "in_flight": 1})
     assert body.endswith(b"data: [DONE]\n\n")
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_during_shutdown_delay_s_the_proxy_is_not_ready_and_accepts_calls(store, monkeypatch):
@@ -96,10 +96,10 @@ async def test_during_shutdown_delay_s_the_proxy_is_not_ready_and_accepts_calls(
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get(served.url + "/ready")
 
-    assert [1234] == delays
-    assert "stopping" == payload["status"]
+    assert delays == [1234]
+    assert payload["status"] == "stopping"
     assert body.endswith(b"data: [DONE]\n\n")
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_a_call_that_exceeds_drain_timeout_s_is_aborted_and_recorded_as_partial(store):
@@ -112,7 +112,7 @@ async def test_a_call_that_exceeds_drain_timeout_s_is_aborted_and_recorded_as_pa
         with pytest.raises(aiohttp.ClientError):
             await response.read()
 
-    assert ["partial"] == [step.status for step in await stored_steps(store, "r1")]
+    assert [step.status for step in await stored_steps(store, "r1")] == ["partial"]
 
 
 CALL = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -165,7 +165,7 @@ async def test_a_start_without_a_store_is_alive_and_not_ready_and_calls_are_503(
     async with starting(settings, store):
         alive = await wait_for_status(http, control + "/health", 200)
         ready = await wait_for_status(http, control + "/ready", 503)
-        assert {"status": "ok"} == await wait_for_status(http, control + "/healthz", 200)
+        assert await wait_for_status(http, control + "/healthz", 200) == {"status": "ok"}
         assert ready == await wait_for_status(http, control + "/readyz", 503)
         async with http.post(model + CHAT, json=CALL) as refused:
             error = await refused.json()
@@ -175,14 +175,14 @@ async def test_a_start_without_a_store_is_alive_and_not_ready_and_calls_are_503(
         async with http.post(model + CHAT, json=CALL) as made:
             pass
 
-    assert ("ok", "the test took the store away", 0) == (alive["status"], ready["store"], requests_before)
-    assert (503, "store_unavailable", "1", 200) == (
+    assert (alive["status"], ready["store"], requests_before) == ("ok", "the test took the store away", 0)
+    assert (
         refused.status,
         error["error"]["type"],
         refused.headers["Retry-After"],
         made.status,
-    )
-    assert 1 == len(await stored_steps(store, "r1"))
+    ) == (503, "store_unavailable", "1", 200)
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_a_store_that_becomes_reachable_later_is_used(engine, http, addresses, tmp_path):
@@ -201,7 +201,7 @@ async def test_a_store_that_becomes_reachable_later_is_used(engine, http, addres
     await server.stop()
 
     assert "cannot be reached" in ready["store"]
-    assert (200, 1) == (made.status, len(steps))
+    assert (made.status, len(steps)) == (200, 1)
 
 
 async def test_a_store_that_becomes_reachable_and_is_unusable_ends_the_start(
@@ -230,7 +230,7 @@ async def test_connections_that_wait_in_the_backlog_are_counted():
         for _ in range(3):
             stack.enter_context(socket.create_connection(listening.getsockname()))
 
-        assert (0, 3) == (before, backlog_of([listening]))
+        assert (before, backlog_of([listening])) == (0, 3)
 
 
 async def test_a_process_may_open_as_many_files_as_its_hard_limit_allows(store):
@@ -243,4 +243,4 @@ async def test_a_process_may_open_as_many_files_as_its_hard_limit_allows(store):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    assert (hard, hard) == raised
+    assert raised == (hard, hard)

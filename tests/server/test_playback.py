@@ -14,7 +14,7 @@ async def test_an_agent_is_answered_from_the_file_of_its_rollout(store, tmp_path
     path = await record(store, tmp_path, "r1")
     async with playing(path) as url, aiohttp.ClientSession() as http:
         agent = Agent(http, f"{url}/rollouts/r1/v1")
-        assert [200] * 3 == await agent.run()
+        assert await agent.run() == [200] * 3
         async with http.get(f"{url}/rollouts/r1-playback-1") as response:
             shown = await response.json()
         async with http.get(f"{url}/rollouts/r1-playback-1/steps") as response:
@@ -22,8 +22,8 @@ async def test_an_agent_is_answered_from_the_file_of_its_rollout(store, tmp_path
         async with http.get(f"{url}/rollouts/r1/steps") as response:
             recorded = (await response.json())["steps"]
 
-    assert "You are welcome." == agent.replies[2]["choices"][0]["message"]["content"]
-    assert ("r1", 3, 0, 0) == tuple(shown["playback"][name] for name in ("of", "answered", "live", "mismatches"))
+    assert agent.replies[2]["choices"][0]["message"]["content"] == "You are welcome."
+    assert tuple(shown["playback"][name] for name in ("of", "answered", "live", "mismatches")) == ("r1", 3, 0, 0)
     for name in ("step_id", "prompt_ids", "choices", "response"):
         assert [step[name] for step in recorded] == [step[name] for step in played]
 
@@ -33,16 +33,16 @@ async def test_what_an_engine_answers_besides_calls_is_answered_too(store, tmp_p
     path = await record(store, tmp_path, "r1")
     async with playing(path) as url, aiohttp.ClientSession(url) as http:
         async with http.get("/v1/models") as response:
-            assert ["policy"] == [model["id"] for model in (await response.json())["data"]]
+            assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
         hello = [{"role": "user", "content": "Hello"}]
         async with http.post("/v1/messages/count_tokens", json={"model": "policy", "messages": hello}) as response:
-            assert 0 < (await response.json())["input_tokens"]
+            assert (await response.json())["input_tokens"] > 0
         probe = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         async with http.post("/v1/chat/completions", json=probe) as response:
-            assert 200 == response.status
+            assert response.status == 200
         for path in ("/health", "/ready", "/engines", "/metrics"):
             async with http.get(path) as response:
-                assert 200 == response.status
+                assert response.status == 200
 
 
 async def test_the_tape_is_an_archive_too(store, tmp_path):
@@ -52,7 +52,7 @@ async def test_the_tape_is_an_archive_too(store, tmp_path):
     (file,) = (tmp_path / "archive").glob("*/*.parquet")
     for path in (tmp_path / "archive", file):
         async with playing(path) as url, aiohttp.ClientSession(url) as http, http.get("/rollouts/r1/steps") as response:
-            assert 2 == len((await response.json())["steps"])
+            assert len((await response.json())["steps"]) == 2
 
 
 async def test_files_without_rollouts_and_several_processes_are_refused(tmp_path):

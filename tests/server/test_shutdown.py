@@ -34,7 +34,7 @@ def test_sigterm_while_waiting_for_the_store_exits_with_0(workers):
             code = process.wait(50)
 
     assert "Store unreachable" in output
-    assert 0 == code
+    assert code == 0
     assert not any(map(is_alive, children))
 
 
@@ -48,7 +48,7 @@ async def of_an_unreachable_engine(store, engine, http):
     async with proxying("http://127.0.0.1:9", store) as served:
         for _ in range(6):  # with the endpoint ejected as well
             async with http.post(served.url + CHAT, json={}) as response:
-                assert 503 == response.status
+                assert response.status == 503
 
 
 async def of_an_engine_that_disconnects(store, engine, http):
@@ -64,7 +64,7 @@ async def not_stored(store, engine, http):
     async with proxying(engine.url, failing_store) as served:
         failing_store.failing.add("append")
         async with http.post(served.url + CHAT, json={}) as response:
-            assert 503 == response.status
+            assert response.status == 503
 
 
 async def of_a_client_that_disconnects(store, engine, http):
@@ -79,7 +79,7 @@ async def of_a_client_that_disconnects(store, engine, http):
 
 async def rejected(store, engine, http):
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, data=b"[]") as response:
-        assert 400 == response.status
+        assert response.status == 400
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ async def test_no_call_is_kept_until_the_next_garbage_collection(store, engine, 
         gc.garbage.clear()
         gc.enable()
 
-    assert [] == kept
+    assert kept == []

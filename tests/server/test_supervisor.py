@@ -117,11 +117,11 @@ async def test_a_killed_worker_is_replaced_and_loses_no_delivered_step(serve):
             counts = {await metric(url, http, "tokentape_steps_total") for _ in range(8)}
 
     names = [step["step_id"] for step in steps]
-    assert 2 == len(before)
-    assert {200} == {*agents.statuses}
+    assert len(before) == 2
+    assert {*agents.statuses} == {200}
     assert len(names) == len({*names})
     assert {*agents.delivered} <= {*names}
-    assert 1 == len(counts)  # every worker returns the same
+    assert len(counts) == 1  # every worker returns the same
     assert counted < counts.pop() <= len(steps)  # calls that the killed worker had not published are missing
 
 
@@ -139,7 +139,7 @@ async def test_a_killed_embedded_store_is_restarted_and_no_call_fails(serve):
             await agents.stop()
             names = [step["step_id"] for step in await stored(url, http, 4)]
 
-    assert {200} == {*agents.statuses}
+    assert {*agents.statuses} == {200}
     assert len(names) == len({*names})
     assert {*agents.delivered} <= {*names}
 
@@ -157,10 +157,10 @@ async def test_calls_are_distributed_over_the_workers_and_their_metrics_are_summ
         counts_per_worker = calls_per_worker(process.pid)
         ((of_supervisor, *_),) = orjson.loads((sockets_folder(process.pid) / "supervisor.json").read_bytes())
 
-    assert {40} == counts
-    assert "tokentape_waiting_connections" == of_supervisor
-    assert list(range(40)) == [step["index"] for step in steps]
-    assert 40 == sum(counts_per_worker)
+    assert counts == {40}
+    assert of_supervisor == "tokentape_waiting_connections"
+    assert [step["index"] for step in steps] == list(range(40))
+    assert sum(counts_per_worker) == 40
     assert all(counts_per_worker)
 
 
@@ -177,9 +177,9 @@ async def test_sigterm_completes_the_calls_of_all_workers_and_exits_with_0(serve
             bodies = [await response.read() for response in responses]
         code = await asyncio.to_thread(process.wait, 50)
 
-    assert 0 == code
+    assert code == 0
     assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
-    assert 3 == len(processes)
+    assert len(processes) == 3
     assert not any(map(is_alive, processes))
 
 
@@ -201,7 +201,7 @@ async def test_a_second_signal_ends_all_workers_immediately(serve):
                 await call
         await wait_until(lambda: not any(map(is_alive, processes)))
 
-    assert -signal.SIGTERM == code
+    assert code == -signal.SIGTERM
 
 
 async def test_when_the_supervisor_is_killed_its_workers_and_its_store_end(serve):
@@ -212,7 +212,7 @@ async def test_when_the_supervisor_is_killed_its_workers_and_its_store_end(serve
         process.wait()
         await wait_until(lambda: not any(map(is_alive, processes)))
         with started(*serve) as (restarted, _, _):
-            assert 3 == len(children_of(restarted.pid))
+            assert len(children_of(restarted.pid)) == 3
 
 
 def test_an_address_in_use_is_an_error(serve, tmp_path):
@@ -221,7 +221,7 @@ def test_an_address_in_use_is_an_error(serve, tmp_path):
         other = ("--listen", url.removeprefix("http://"), "--store", f"embedded:{tmp_path / 'other'}")
         refused = run(*serve[:3], *other)
 
-    assert 1 == refused.returncode
+    assert refused.returncode == 1
     assert url.removeprefix("http://") in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -231,8 +231,8 @@ def test_an_error_of_the_workers_at_the_start_is_printed_once(tmp_path):
     config.write_text("workers: 2\nlisten: 127.0.0.1:0\nlisten_tls: {cert_file: no-cert.pem, key_file: no-key.pem}\n")
     done = run("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}")
 
-    assert 78 == done.returncode
-    assert 1 == done.stderr.count("invalid certificate no-cert.pem or key no-key.pem")
+    assert done.returncode == 78
+    assert done.stderr.count("invalid certificate no-cert.pem or key no-key.pem") == 1
     assert "Traceback" not in done.stderr
 
 
@@ -248,8 +248,8 @@ async def test_workers_share_the_control_apis_port(tmp_path):
             rebound = [(await http.get(f"{address}/v1/models", headers={"Connection": "close", "Host": "evil.test"})).status
                        for address in (control, control, url, url)]  # fmt: skip
 
-    assert [200, 200, 200, 200, 404] == shown
-    assert [403, 403, 403, 403] == rebound
+    assert shown == [200, 200, 200, 200, 404]
+    assert rebound == [403, 403, 403, 403]
 
 
 def test_secrets_and_sockets_of_workers_are_not_accessible_to_other_users(tmp_path):
@@ -263,9 +263,9 @@ def test_secrets_and_sockets_of_workers_are_not_accessible_to_other_users(tmp_pa
         lines = [Path(f"/proc/{pid}/{name}").read_text() for pid in workers for name in ("cmdline", "environ")]
         mode = sockets_folder(process.pid).stat().st_mode & 0o777
 
-    assert 4 == len(lines)
+    assert len(lines) == 4
     assert not any("planted-secret" in line for line in lines)
-    assert 0o700 == mode
+    assert mode == 0o700
 
 
 async def test_a_crashing_worker_is_restarted_with_growing_delays(tmp_path, monkeypatch):
@@ -289,7 +289,7 @@ async def test_a_crashing_worker_is_restarted_with_growing_delays(tmp_path, monk
     with pytest.raises(asyncio.CancelledError):
         await workers._watch(0)
 
-    assert [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5] == pauses
+    assert pauses == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
 
 
 def test_each_worker_has_its_own_journal():
@@ -298,7 +298,7 @@ def test_each_worker_has_its_own_journal():
 
     paths = [str(settings_of_worker(settings, number).store.spool_path) for number in range(3)]
 
-    assert ["spool/steps", "spool/steps.1", "spool/steps.2"] == paths
+    assert paths == ["spool/steps", "spool/steps.1", "spool/steps.2"]
 
 
 def test_fewer_workers_than_journals_with_steps_are_an_error(tmp_path):
@@ -322,13 +322,13 @@ async def test_each_worker_exports_its_spans_before_it_ends(serve):
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
         with started(*serve, **variables) as (process, url, _):
             agents = Agents(url, http, 4)
-            await wait_until(lambda: 2 == len(instances(collector)))
+            await wait_until(lambda: len(instances(collector)) == 2)
             await agents.stop()
             process.send_signal(signal.SIGTERM)
-            assert 0 == await asyncio.to_thread(process.wait, 60)
+            assert await asyncio.to_thread(process.wait, 60) == 0
 
     assert sorted(agents.delivered) == sorted(span.attributes["tokentape.step.id"] for span in collector.named("chat"))
-    assert {"tokentape"} == {resource["service.name"] for resource in collector.resources}
+    assert {resource["service.name"] for resource in collector.resources} == {"tokentape"}
 
 
 @pytest.fixture
@@ -353,14 +353,14 @@ def test_a_worker_exits_with_0_on_a_stop_line(worker):
     worker.stdin.write(b'"stop"\n')
     worker.stdin.flush()
 
-    assert 0 == worker.wait(50)
+    assert worker.wait(50) == 0
 
 
 def test_a_worker_exits_with_0_when_its_parent_ends(worker):
     """The kernel closes the pipe."""
     worker.stdin.close()
 
-    assert 0 == worker.wait(50)
+    assert worker.wait(50) == 0
 
 
 def test_a_worker_exits_with_0_on_one_or_two_signals(worker):
@@ -370,7 +370,7 @@ def test_a_worker_exits_with_0_on_one_or_two_signals(worker):
     worker.stdin.write(b'"stop"\n')
     worker.stdin.flush()
 
-    assert 0 == worker.wait(50)
+    assert worker.wait(50) == 0
 
 
 def test_the_settings_of_a_worker_include_secrets():

@@ -34,9 +34,9 @@ def render(
 
 def test_blocks_leave_no_lines():
     """The newline after a block and the spaces before it are removed, as in transformers."""
-    assert "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n" == render(CHATML)
-    assert "<|im_start|>user\nHi<|im_end|>\n" == render(CHATML, generation=False)
-    assert "a\nb" == render("{% if true %}\na\n{% endif %}\n  {% if true %}\nb{% endif %}")
+    assert render(CHATML) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHATML, generation=False) == "<|im_start|>user\nHi<|im_end|>\n"
+    assert render("{% if true %}\na\n{% endif %}\n  {% if true %}\nb{% endif %}") == "a\nb"
 
 
 def test_json_is_written_as_by_json_dumps():
@@ -44,17 +44,18 @@ def test_json_is_written_as_by_json_dumps():
     source = "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
-    assert '{"b": "ø", "a": [1, 2]}' == render(source, [message])
-    assert '{\n "a": 1\n}' == render("{{ {'a': 1} | tojson(indent=1) }}")
-    assert '"<é>"' == render("{{ '<é>' | tojson }}")
+    assert render(source, [message]) == '{"b": "ø", "a": [1, 2]}'
+    assert render("{{ {'a': 1} | tojson(indent=1) }}") == '{\n "a": 1\n}'
+    assert render("{{ '<é>' | tojson }}") == '"<é>"'
 
 
 def test_tools_have_the_keys_that_vllm_keeps():
     """A tool has name, description and parameters in this order, null if they are absent."""
     tools = [{"function": {"parameters": {}, "name": "f", "x": 1}, "type": "function"}]
 
-    assert '[{"type": "function", "function": {"name": "f", "description": null, "parameters": {}}}]' == render(
-        "{{ tools | tojson }}", tools=tools
+    assert (
+        render("{{ tools | tojson }}", tools=tools)
+        == '[{"type": "function", "function": {"name": "f", "description": null, "parameters": {}}}]'
     )
 
 
@@ -72,10 +73,13 @@ def test_messages_are_prepared_as_by_vllm():
     user = "['a\\nb', Undefined, Undefined, 'ann', Undefined]"
     assistant = "['', 'r', 'r', Undefined, Undefined]"
 
-    assert user + assistant + "['t', Undefined, Undefined, Undefined, 'c1']" == render(source, messages)
-    assert "c1false" == render(
-        "{{ messages[0].tool_calls[0].id }}{{ ('tool_calls' in messages[1]) | tojson }}",
-        [{"role": "assistant", "tool_calls": [CALL]}, messages[1]],
+    assert render(source, messages) == user + assistant + "['t', Undefined, Undefined, Undefined, 'c1']"
+    assert (
+        render(
+            "{{ messages[0].tool_calls[0].id }}{{ ('tool_calls' in messages[1]) | tojson }}",
+            [{"role": "assistant", "tool_calls": [CALL]}, messages[1]],
+        )
+        == "c1false"
     )
 
 
@@ -90,8 +94,8 @@ def test_a_template_with_a_loop_over_content_receives_lists_of_parts(loop):
     ]
     tool = "{% for m in messages %}{{ m.content }}{% for part in m.content if false %}{% endfor %}{% endfor %}"
 
-    assert "[Hi]||[a]|" == render(source, messages)
-    assert "t" == render(tool, [{"role": "tool", "content": "t"}])
+    assert render(source, messages) == "[Hi]||[a]|"
+    assert render(tool, [{"role": "tool", "content": "t"}]) == "t"
 
 
 def test_variables_come_from_the_request():
@@ -99,19 +103,19 @@ def test_variables_come_from_the_request():
     template = JinjaTemplate("{{ bos_token }}{{ eos_token }}{{ x }}{{ documents }}{{ messages | length }}", "</s>")
     fixed = {"tools": None, "add_generation_prompt": True, "continue_final_message": False}
 
-    assert "<s></s>7None1" == template.render([USER], **fixed, variables={"x": 7, "messages": [], "eos_token": "y"})
+    assert template.render([USER], **fixed, variables={"x": 7, "messages": [], "eos_token": "y"}) == "<s></s>7None1"
 
 
 def test_a_request_can_have_its_own_template():
     """A template of the request replaces the engine's."""
-    assert "own" == render(CHATML, own="own")
+    assert render(CHATML, own="own") == "own"
 
 
 def test_templates_have_transformers_functions():
     """`strftime_now`, `break` and generation blocks work, and messages cannot be changed."""
     assert f"{datetime.now().astimezone():%Y}" == render("{{ strftime_now('%Y') }}")
-    assert "0" == render("{% for i in range(9) %}{{ i }}{% break %}{% endfor %}")
-    assert "Hi" == render("{% generation %}{{ messages[0].content }}{% endgeneration %}")
+    assert render("{% for i in range(9) %}{{ i }}{% break %}{% endfor %}") == "0"
+    assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}") == "Hi"
     with pytest.raises(RequestError, match="append"):
         render("{{ messages.append(1) }}")
 
@@ -129,7 +133,7 @@ def test_an_error_of_the_template_is_a_400(source, message):
     with pytest.raises(RequestError, match=message) as error:
         render(source)
 
-    assert 400 == error.value.status
+    assert error.value.status == 400
 
 
 def test_an_invalid_template_is_refused():
@@ -146,9 +150,9 @@ ROLES = "{% for m in messages %}{{ m.role }}:{{ m.content | replace('\\n', '/') 
 
 def test_developer_messages_become_one_system_message_unless_the_template_has_the_role():
     """A template that does not name the role gets one system message with all texts, as from vLLM."""
-    assert "system:a//b user:Hi " == render(ROLES, DEVELOPER)
-    assert "system:a user:Hi developer:b " == render(ROLES + "{# 'developer' #}", DEVELOPER)
-    assert "system:a user:Hi " == render(ROLES, DEVELOPER[:2])
+    assert render(ROLES, DEVELOPER) == "system:a//b user:Hi "
+    assert render(ROLES + "{# 'developer' #}", DEVELOPER) == "system:a user:Hi developer:b "
+    assert render(ROLES, DEVELOPER[:2]) == "system:a user:Hi "
 
 
 @pytest.mark.parametrize("text", ["One", " One ", "Hi"])

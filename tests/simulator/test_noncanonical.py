@@ -97,10 +97,10 @@ async def test_calls_are_written_in_other_white_space(scripted, start, tools):
         chunks = await client.chat_stream(seed=seed, tools=tools)
         deltas = [d["function"] for c in chunks for d in c["choices"][0]["delta"].get("tool_calls", ())]
         assert '"name": "' not in text
-        assert {"get_weather"} == {call["name"] for call in calls} == {d["name"] for d in deltas if "name" in d}
+        assert {call["name"] for call in calls} == {d["name"] for d in deltas if "name" in d} == {"get_weather"}
         assert [orjson.loads(call["arguments"]) for call in calls] == objects([d.get("arguments", "") for d in deltas])
 
-    assert 2 == len(texts)
+    assert len(texts) == 2
 
 
 def objects(pieces):

@@ -70,8 +70,8 @@ async def test_ids_replace_the_rendered_messages(shape, start):
     completion = await client.completion(IDS, max_tokens=5, seed=1, return_token_ids=True)
     sampled = "token_ids" if shape == "vllm" else "response_token_ids"
 
-    assert IDS == await prompt_ids(client, shape, **WAYS[shape](IDS))
-    assert 4 == chat["usage"]["prompt_tokens"]
+    assert await prompt_ids(client, shape, **WAYS[shape](IDS)) == IDS
+    assert chat["usage"]["prompt_tokens"] == 4
     assert chat["choices"][0][sampled] == completion["choices"][0]["token_ids"]
 
 
@@ -81,33 +81,33 @@ async def test_tools_are_parsed_after_ids(shape, start, tools):
     client = await start(Options(shape=shape))
     chat = await client.chat(HELLO, tools=tools, **WAYS[shape](IDS))
 
-    assert "get_weather" == chat["choices"][0]["message"]["tool_calls"][0]["function"]["name"]
-    assert 4 == chat["usage"]["prompt_tokens"]
+    assert chat["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert chat["usage"]["prompt_tokens"] == 4
 
 
 async def test_the_role_chunk_of_a_vllm_stream_has_the_ids(engine):
     chunks = await engine.chat_stream(max_tokens=2, return_token_ids=True, **WAYS["vllm"](IDS))
 
-    assert IDS == chunks[0]["prompt_token_ids"]
+    assert chunks[0]["prompt_token_ids"] == IDS
 
 
 async def test_a_chat_by_ids_renders_nothing(start):
     """With ids, vLLM does not render the messages, so the list may be empty."""
     client = await start(Options(template="{{ raise_exception('no') }}"))
 
-    assert IDS == await prompt_ids(client, "vllm", messages=[], **WAYS["vllm"](IDS))
+    assert await prompt_ids(client, "vllm", messages=[], **WAYS["vllm"](IDS)) == IDS
 
 
 @pytest.mark.parametrize("ids", [[], "1", [1, "2"], [1, True], [-1], [1.0], {}, [10**9]])
 async def test_invalid_ids_are_a_400(ids, engine):
     """An empty list, other values than ids, and ids out of the vocabulary are rejected."""
-    assert 400 == (await engine.answer(CHAT, {"messages": HELLO} | WAYS["vllm"](ids)))[0]
+    assert (await engine.answer(CHAT, {"messages": HELLO} | WAYS["vllm"](ids)))[0] == 400
 
 
 @pytest.mark.parametrize("messages", [5, "a", {"role": "user"}, [5], None])
 async def test_invalid_messages_beside_ids_are_a_400(messages, engine):
     """The type of messages is checked with ids, too."""
-    assert 400 == (await engine.answer(CHAT, {"messages": messages} | WAYS["vllm"](IDS)))[0]
+    assert (await engine.answer(CHAT, {"messages": messages} | WAYS["vllm"](IDS)))[0] == 400
 
 
 async def test_ids_are_ignored_with_echo(engine):
@@ -144,7 +144,7 @@ async def test_faults_of_ids(shape, start):
     faults.prompt_ids = None
 
     assert ([*IDS[:-1], 4], rendered, 400, rendered) == (changed, ignored, rejected, unaffected)
-    assert IDS == await prompt_ids(client, shape, **WAYS[shape](IDS))
+    assert await prompt_ids(client, shape, **WAYS[shape](IDS)) == IDS
 
 
 async def test_faults_of_ids_apply_to_completions(start):
@@ -156,7 +156,7 @@ async def test_faults_of_ids_apply_to_completions(start):
     ignored = await client.completion(IDS, max_tokens=1, return_token_ids=True)
 
     assert [*IDS[:-1], 4] == changed["choices"][0]["prompt_token_ids"]
-    assert IDS == ignored["choices"][0]["prompt_token_ids"]
+    assert ignored["choices"][0]["prompt_token_ids"] == IDS
 
 
 ASK = [{"role": "user", "content": [text("a"), image(url_of(png(RED))), text("b"), image(url_of(png(BLUE)))]}]
@@ -171,8 +171,8 @@ async def test_a_prompt_repeats_the_placeholder_for_each_image(start):
     token = (await client("/tokenize", prompt=PLACEHOLDER, add_special_tokens=False))["tokens"]
     lengths = [len(part) for part in "".join("x" if i == token[0] else " " for i in ids).split()]
 
-    assert 1 == len(token)
-    assert 2 == len(lengths)
+    assert len(token) == 1
+    assert len(lengths) == 2
     assert all(4 <= length < 8 for length in lengths)
     assert len(ids) == body["usage"]["prompt_tokens"]
 
@@ -183,7 +183,7 @@ async def test_sglang_returns_one_placeholder_for_each_image(start):
     body = await client.chat(ASK, **PLACED_IDS, return_prompt_token_ids=True)
     ids = body["choices"][0]["prompt_token_ids"]
 
-    assert 2 == ids.count(max(ids))
+    assert ids.count(max(ids)) == 2
     assert len(ids) + 2 * 3 <= body["usage"]["prompt_tokens"]
 
 
@@ -191,7 +191,7 @@ async def test_invalid_base64_and_an_image_without_a_url_are_400(start):
     client = await start(Options(image_tokens=4))
     for url in ("data:image/png;base64,@@@", None):
         body = {"messages": [{"role": "user", "content": [image(url)]}]}
-        assert 400 == (await client.answer(CHAT, body))[0]
+        assert (await client.answer(CHAT, body))[0] == 400
 
 
 def test_only_messages_with_images_are_changed():
@@ -200,8 +200,8 @@ def test_only_messages_with_images_are_changed():
 
     assert plain is messages[0]
     assert [text(PLACEHOLDER), text("c")] == messages[1]["content"]
-    assert ["https://a/b"] == urls
+    assert urls == ["https://a/b"]
 
 
 def test_placeholders_beyond_the_images_are_not_repeated():
-    assert [1, 9, 9, 2, 9] == expanded([1, 9, 2, 9], 9, ["b"], 1)
+    assert expanded([1, 9, 2, 9], 9, ["b"], 1) == [1, 9, 9, 2, 9]

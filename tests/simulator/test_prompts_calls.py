@@ -46,13 +46,14 @@ async def test_calls_are_sampled_as_the_template_writes_them(shape, template, st
     streamed = [call for delta in deltas for call in delta.get("tool_calls") or ()]
     arguments = "".join(call["function"].get("arguments") or "" for call in streamed)
 
-    assert "I look.\n" == choice["message"]["content"] == "".join(delta.get("content") or "" for delta in deltas)
-    assert [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome", "days": 2})] == functions(
-        choice["message"]["tool_calls"]
-    )
-    assert '{"city": "Oslo"}{"city": "Rome", "days": 2}' == arguments
-    assert {0, 1} == {call["index"] for call in streamed}
-    assert "tool_calls" == choice["finish_reason"]
+    assert choice["message"]["content"] == "".join(delta.get("content") or "" for delta in deltas) == "I look.\n"
+    assert functions(choice["message"]["tool_calls"]) == [
+        ("get_weather", {"city": "Oslo"}),
+        ("get_weather", {"city": "Rome", "days": 2}),
+    ]
+    assert arguments == '{"city": "Oslo"}{"city": "Rome", "days": 2}'
+    assert {call["index"] for call in streamed} == {0, 1}
+    assert choice["finish_reason"] == "tool_calls"
     assert f"<u>Hi<e><a>{tokenizer.decode(sampled)}<a>" == tokenizer.decode(again["tokens"])
 
 
@@ -62,7 +63,7 @@ async def test_drawn_calls_are_parsed_for_each_choice(start, tools):
     chat = await client.chat(HELLO, tools=tools, n=3)
     calls = [functions(choice["message"]["tool_calls"]) for choice in chat["choices"]]
 
-    assert [1, 1, 1] == list(map(len, calls))
+    assert list(map(len, calls)) == [1, 1, 1]
     assert calls[0] != calls[1]
 
 
@@ -95,10 +96,11 @@ def test_other_templates_have_the_simulators_syntax(template):
     """A template that does not write calls after its generation prompt gets the simulator's own syntax."""
     written = syntax(template)
 
-    assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' == written.write(
-        [ScriptedCall("f", {"a": 1})], RandomStream(1)
+    assert (
+        written.write([ScriptedCall("f", {"a": 1})], RandomStream(1))
+        == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     )
-    assert {} == written.blocks
+    assert written.blocks == {}
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]"])
@@ -112,14 +114,14 @@ def test_arguments_in_json_have_other_white_space_at_the_rate():
     written = syntax(JSON, 1.0)
     texts = {written.write([ScriptedCall("f", {"a": 1, "b": 2})], RandomStream(seed)) for seed in range(9)}
 
-    assert {'<call>f|{"a":1,"b":2}</call>', '<call>f|{"a":  1,  "b":  2}</call>'} == texts == set(written.blocks)
+    assert texts == set(written.blocks) == {'<call>f|{"a":1,"b":2}</call>', '<call>f|{"a":  1,  "b":  2}</call>'}
 
 
 def test_an_empty_reasoning_block_is_no_part_of_calls():
     """Templates like Qwen3's write one before the calls."""
     template = GLM.replace("{{ calls(m) }}", "{{ '<think>\n\n</think>\n\n' if m.tool_calls }}{{ calls(m) }}")
 
-    assert "<call>f</call>" == syntax(template).write([ScriptedCall("f", {})], RandomStream(1))
+    assert syntax(template).write([ScriptedCall("f", {})], RandomStream(1)) == "<call>f</call>"
 
 
 WORDS = ["object", "file", "value"]

@@ -128,7 +128,7 @@ async def test_the_rest_of_a_reply_with_reasoning_is_parsed_as_by_the_engine(sha
     assert (thought.endswith(rest_of_thought), same) == (True, content)
     assert known == await rest(closing)
     if shape == "sglang":
-        assert ("", content) == await rest(closing, separate_reasoning=False)
+        assert await rest(closing, separate_reasoning=False) == ("", content)
 
 
 def faulty(shape, *cuts, **fields):
@@ -156,7 +156,7 @@ async def test_a_call_can_be_aborted_after_any_token(shape, path, count, start):
         (c["choices"][0].get("message") or {"content": c["choices"][0].get("text")})["content"] for c in (cut, whole)
     ]
 
-    assert ("abort", count) == (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"])
+    assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("abort", count)
     assert (all_tokens[:count], count) == (tokens, chunks[-1]["usage"]["completion_tokens"])
     assert texts[1].startswith(texts[0])
     assert reasons == ([] if count == 0 and shape == "vllm" else ["abort"])
@@ -181,7 +181,7 @@ async def test_a_connection_can_be_lost_after_any_token(shape, by, start):
         await engine.answer("/v1/completions", body)
 
     assert received == [(count, by == "torn") for count in counts]
-    assert 8 == (await engine("/v1/completions", **body))["usage"]["completion_tokens"]
+    assert (await engine("/v1/completions", **body))["usage"]["completion_tokens"] == 8
 
 
 async def test_a_script_can_cut_several_attempts(start):
@@ -192,8 +192,8 @@ async def test_a_script_can_cut_several_attempts(start):
     with pytest.raises(aiohttp.ServerDisconnectedError):
         await engine.chat()
 
-    assert ("abort", 2) == (aborted["choices"][0]["finish_reason"], aborted["usage"]["completion_tokens"])
-    assert "One two three four five." == (await engine.chat())["choices"][0]["message"]["content"]
+    assert (aborted["choices"][0]["finish_reason"], aborted["usage"]["completion_tokens"]) == ("abort", 2)
+    assert (await engine.chat())["choices"][0]["message"]["content"] == "One two three four five."
 
 
 PAUSES = {
@@ -224,7 +224,7 @@ async def test_a_pause_ends_or_holds_calls_and_lets_new_calls_wait(shape, mode, 
         reasons += await running.read()
 
     assert (b'"abort"' in reasons, b'"length"' in reasons) == (mode == "abort", mode != "abort")
-    assert 30 == (await new)["usage"]["completion_tokens"]
+    assert (await new)["usage"]["completion_tokens"] == 30
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -239,17 +239,17 @@ async def test_vllm_aborts_calls_by_their_ids(stream, start):
     ]
     while (await engine.get("/metrics"))[1].split()[-1] != b"3.0":
         pass
-    assert {"status": "aborted", "aborted": 1} == await engine("/abort_requests", request_ids=["chatcmpl-mine"])
+    assert await engine("/abort_requests", request_ids=["chatcmpl-mine"]) == {"status": "aborted", "aborted": 1}
     raw = (await calls[0])[1]
     await engine("/resume")
     await engine("/update_weight_version", new_version="v2")
     await engine.answer("/inference/v1/abort_requests", {"request_ids": ["chatcmpl-yours"]})
     assert b'"abort"' in (await calls[1])[1]
-    assert {"status": "aborted", "aborted": 1} == await engine("/abort_requests", request_ids=[])
+    assert await engine("/abort_requests", request_ids=[]) == {"status": "aborted", "aborted": 1}
 
     assert b'"abort"' in (await calls[2])[1]
     assert (b'"abort"' in raw, b'"usage":' in raw) == (not stream, not stream)
-    assert b'{"is_paused":false}' == (await engine.get("/is_paused"))[1]
+    assert (await engine.get("/is_paused"))[1] == b'{"is_paused":false}'
 
 
 async def test_vllm_makes_a_reply_of_its_ids(start):
@@ -272,7 +272,7 @@ async def test_vllm_makes_a_reply_of_its_ids(start):
         del message["tool_calls"][0]["id"]
 
     assert choice["message"] == told["message"]
-    assert ("tool_calls", "stop") == (choice["finish_reason"], told["finish_reason"])
+    assert (choice["finish_reason"], told["finish_reason"]) == ("tool_calls", "stop")
     assert path in orjson.loads((await engine.get("/openapi.json"))[1])["paths"]
-    assert 400 == (await engine.answer(path, {}))[0]
-    assert 403 == (await disabled.answer(path, body))[0]
+    assert (await engine.answer(path, {}))[0] == 400
+    assert (await disabled.answer(path, body))[0] == 403

@@ -51,11 +51,12 @@ async def test_a_turn_has_reasoning_text_and_calls(client):
     message = choice.message
     reasoning = getattr(message, "reasoning", None) or message.reasoning_content
 
-    assert ("Where is it?", "I look that up.\n") == (reasoning, message.content)
-    assert [("weather", '{"city": "Oslo"}'), ("weather", '{"city": "Rome"}')] == [
-        (call.function.name, call.function.arguments) for call in message.tool_calls
+    assert (reasoning, message.content) == ("Where is it?", "I look that up.\n")
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+        ("weather", '{"city": "Oslo"}'),
+        ("weather", '{"city": "Rome"}'),
     ]
-    assert "tool_calls" == choice.finish_reason
+    assert choice.finish_reason == "tool_calls"
     assert len(choice.logprobs.content) > 10
 
 
@@ -83,7 +84,7 @@ async def test_failures_precede_the_turn(client):
         with pytest.raises(openai.InternalServerError, match="the script requests this error"):
             await reply(client, messages)
 
-    assert "It rains." == (await reply(client, messages)).message.content
+    assert (await reply(client, messages)).message.content == "It rains."
 
 
 @pytest.mark.parametrize("text", ["[{say: One two three four five., cut: 3}]"])
@@ -96,7 +97,7 @@ async def test_a_cut_disconnects_the_first_attempt(client):
             texts += [chunk.choices[0].delta.content or ""]
     complete = [chunk.choices[0].delta.content or "" async for chunk in await client.chat.completions.create(**fields)]
 
-    assert "One two three four five." == "".join(complete)
+    assert "".join(complete) == "One two three four five."
     assert 0 < len("".join(texts)) < len("".join(complete))
 
 
@@ -104,10 +105,10 @@ async def test_a_cut_disconnects_the_first_attempt(client):
 async def test_the_first_user_message_that_matches_selects_the_conversation(client):
     """Later ones are searched if the first one has no match; no match at all, and a turn after the last, are errors."""
     asked = [{"role": "user", "content": text} for text in ("It is May.", "How is Oslo?", "And Rome?")]
-    assert "Rain." == (await reply(client, asked)).message.content
-    assert "Sun." == (await reply(client, asked[::-1])).message.content
-    assert "Rain." == (await reply(client, [{"role": "user", "content": "How is Oslo?"}])).message.content
-    assert "Sun." == (await reply(client, [{"role": "user", "content": "And Rome?"}])).message.content
+    assert (await reply(client, asked)).message.content == "Rain."
+    assert (await reply(client, asked[::-1])).message.content == "Sun."
+    assert (await reply(client, [{"role": "user", "content": "How is Oslo?"}])).message.content == "Rain."
+    assert (await reply(client, [{"role": "user", "content": "And Rome?"}])).message.content == "Sun."
     with pytest.raises(openai.BadRequestError, match="no conversation"):
         await reply(client, [{"role": "user", "content": "Paris?"}])
     with pytest.raises(openai.BadRequestError, match="1 turns, and this is turn 2"):
@@ -154,5 +155,5 @@ async def test_the_script_of_the_page_on_the_command_line_does_what_its_comments
         with pytest.raises(openai.BadRequestError, match="1 turns, and this is turn 2"):
             await reply(client, [*other, {"role": "assistant", "content": "Which city?"}, *other])
 
-    assert ["weather"] == [call.function.name for call in first.tool_calls]
-    assert ["It rains.", "Which city?"] == [second.content, third.content]
+    assert [call.function.name for call in first.tool_calls] == ["weather"]
+    assert [second.content, third.content] == ["It rains.", "Which city?"]

@@ -193,7 +193,7 @@ async def test_meta_info_has_ids_and_logprobs(sglang):
     logprobs, ids, texts = zip(*choice["meta_info"]["output_token_logprobs"], strict=True)
     entries = [(entry["logprob"], entry["token"]) for entry in choice["logprobs"]["content"]]
 
-    assert list(ids) == choice["response_token_ids"]
+    assert choice["response_token_ids"] == list(ids)
     assert entries == list(zip(logprobs, texts, strict=True))
     assert choice["meta_info"]["weight_versions"] == completion["metadata"]["weight_versions"]
 
@@ -267,10 +267,10 @@ async def test_the_most_likely_tokens_of_a_prompt_are_beside_its_own(sglang):
     meta = (await sglang(GENERATE, **body, **sampling(max_new_tokens=0)))["meta_info"]
     own, (first, *top) = meta["input_token_logprobs"], meta["input_top_logprobs"]
 
-    assert (None, 3) == (first, len(top))
+    assert (first, len(top)) == (None, 3)
     for (logprob, token, _), likely in zip(own[1:], top, strict=True):
         assert likely == sorted(likely, reverse=True)
-        assert 2 == len(likely)
+        assert len(likely) == 2
         assert logprob <= likely[0][0]
         assert token not in {other for _, other, _ in likely} or [logprob, token, None] in likely
 
@@ -308,7 +308,7 @@ async def test_a_stream_of_generate_is_cumulative(sglang):
     for answer in (complete, chunks[-1]):
         answer["meta_info"]["id"] = ""
 
-    assert (counts, first) == (list(range(1, len(chunks) + 1)), None)
+    assert (list(range(1, len(chunks) + 1)), None) == (counts, first)
     assert complete == chunks[-1]
 
 

@@ -139,7 +139,7 @@ MARKERS = """
 @pytest.mark.parametrize("marker", MARKERS.split())
 def test_a_marker_is_found(marker):
     """Bars beside brackets, tags without attributes and upper-case names in square brackets are markers."""
-    assert [marker] == markers_of(f"{{{{ 'a{marker}b' }}}}{{% if x %}}{marker}{{% endif %}}", EOS)
+    assert markers_of(f"{{{{ 'a{marker}b' }}}}{{% if x %}}{marker}{{% endif %}}", EOS) == [marker]
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,18 @@ def test_a_marker_is_found(marker):
 )  # fmt: skip
 def test_other_text_is_no_marker(text):
     """Comparisons, slices, comments, and markers that a template composes have no single token."""
-    assert [] == markers_of(text, EOS)
+    assert markers_of(text, EOS) == []
 
 
 def test_markers_are_listed_once_without_the_tokens_of_every_model():
     """Each marker is listed once, in the order of the template; the tokens of ChatML are there anyway."""
-    assert ["<b>", "<a>"] == markers_of("<b><a><b><|im_start|><think>", EOS)
+    assert markers_of("<b><a><b><|im_start|><think>", EOS) == ["<b>", "<a>"]
 
 
 def test_a_template_that_names_bos_or_eos_writes_them():
     """The variables `bos_token` and `eos_token` have markers as values."""
-    assert [BOS, "</s>"] == markers_of("{{ bos_token }}x{{ eos_token }}", "</s>")
-    assert [] == markers_of("{# bos_token #}{{ eos_token }}", EOS)
+    assert markers_of("{{ bos_token }}x{{ eos_token }}", "</s>") == [BOS, "</s>"]
+    assert markers_of("{# bos_token #}{{ eos_token }}", EOS) == []
     assert uses_bos("{{ bos_token }}")
     assert not uses_bos("{# bos_token #}")
 
@@ -183,14 +183,14 @@ def test_the_template_gets_an_object(prepare, arguments):
     """The prompt has a call's arguments in the format of `json.dumps`, however they are formatted in the request."""
     text = text_to_tokenize({"messages": [USER, with_call(arguments)]}, prepare)
 
-    assert {"a": 1, "b": "ø"} == prepared(prepare, with_call(arguments))
+    assert prepared(prepare, with_call(arguments)) == {"a": 1, "b": "ø"}
     assert '"arguments": {"a": 1, "b": "ø"}}\n</tool_call>' in text
 
 
 @pytest.mark.parametrize("arguments", ["", '{"a": 1, "b": "cu', "nothing", "[]", "4", "null", '"a"', "NaN"])
 def test_vllm_replaces_other_arguments_by_an_empty_object(arguments):
     """Invalid JSON, as in a truncated call, and JSON other than an object become `{}`."""
-    assert {} == prepared(prepare_for_vllm, with_call(arguments))
+    assert prepared(prepare_for_vllm, with_call(arguments)) == {}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_vllm_rejects_invalid_tool_calls(message):
     with pytest.raises(RequestError) as error:
         prepare_for_vllm([USER, message])
 
-    assert 400 == error.value.status
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize("arguments", ["", '{"a": 1, "b": "cu', "NaN", "[]", "4", "null"])
@@ -222,7 +222,7 @@ def test_sglang_rejects_arguments_other_than_an_object(arguments):
     with pytest.raises(RequestError, match="must be (valid JSON|a JSON object)") as error:
         prepare_for_sglang([USER, with_call(arguments)])
 
-    assert (400, "BadRequest") == (error.value.status, error.value.kind)
+    assert (error.value.status, error.value.kind) == (400, "BadRequest")
 
 
 @pytest.mark.parametrize("arguments", [{"a": 1}, None])
@@ -238,7 +238,7 @@ def test_a_message_without_calls_is_unchanged(prepare, calls):
     message = {"role": "assistant", "content": "Hi", "tool_calls": calls}
     other = {"role": "user", "content": "Hi", "tool_calls": "f"}
 
-    assert [message, other] == prepare([message, other])
+    assert prepare([message, other]) == [message, other]
 
 
 def test_a_lone_surrogate_is_an_error():

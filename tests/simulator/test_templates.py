@@ -47,7 +47,7 @@ def test_markers_are_single_tokens_after_the_vocabulary():
     assert (
         [len(base) + i for i in range(5)] == tokenizer.encode("".join(names)) == [tokenizer.id(name) for name in names]
     )
-    assert "[CALL]" == tokenizer.decode(tokenizer.encode(f"{EOS}[CALL]<s>"), skip_special=True)
+    assert tokenizer.decode(tokenizer.encode(f"{EOS}[CALL]<s>"), skip_special=True) == "[CALL]"
 
 
 @SHAPES
@@ -63,11 +63,11 @@ async def test_chat_and_tokenize_use_the_template(shape, start):
     expected += "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
     keeps_special = {} if shape == "vllm" else {"skip_special_tokens": False}
-    assert {text_key: expected} == await client(f"{prefix}/detokenize", tokens=ids, **keeps_special)
+    assert await client(f"{prefix}/detokenize", tokens=ids, **keeps_special) == {text_key: expected}
     assert ids == (chat if shape == "vllm" else choice)["prompt_token_ids"]
-    assert {text_key: EOS} == await client(f"{prefix}/detokenize", tokens=sampled[-1:], **keeps_special)
+    assert await client(f"{prefix}/detokenize", tokens=sampled[-1:], **keeps_special) == {text_key: EOS}
     assert EOS not in choice["message"]["content"]
-    assert "stop" == choice["finish_reason"]
+    assert choice["finish_reason"] == "stop"
 
 
 async def test_texts_begin_with_bos_if_the_template_has_it(start):
@@ -78,9 +78,9 @@ async def test_texts_begin_with_bos_if_the_template_has_it(start):
     completion = await client.completion("Hi", max_tokens=1, return_token_ids=True)
     messages = await client("/tokenize", messages=HELLO, add_special_tokens=True)
 
-    assert [bos, *plain] == (await client("/tokenize", prompt="Hi"))["tokens"]
-    assert [bos, *plain] == completion["choices"][0]["prompt_token_ids"]
-    assert [bos, bos] == messages["tokens"][:2]
+    assert (await client("/tokenize", prompt="Hi"))["tokens"] == [bos, *plain]
+    assert completion["choices"][0]["prompt_token_ids"] == [bos, *plain]
+    assert messages["tokens"][:2] == [bos, bos]
     assert plain == (await (await start(Options()))("/tokenize", prompt="Hi"))["tokens"]
 
 
@@ -93,10 +93,10 @@ async def test_a_request_has_variables_and_a_template(start):
         ids = response["tokens"] if "tokens" in response else response["prompt_token_ids"]
         return (await client("/detokenize", tokens=ids))["prompt"]
 
-    assert "7lowTrue" == await prompt(chat_template_kwargs={"x": 7}, reasoning_effort="low")
-    assert "lowFalse" == await prompt(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
-    assert "own" == await prompt(chat_template="own")
-    assert "7" == await prompt("/tokenize", chat_template_kwargs={"x": 7}, reasoning_effort="low")
+    assert await prompt(chat_template_kwargs={"x": 7}, reasoning_effort="low") == "7lowTrue"
+    assert await prompt(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low") == "lowFalse"
+    assert await prompt(chat_template="own") == "own"
+    assert await prompt("/tokenize", chat_template_kwargs={"x": 7}, reasoning_effort="low") == "7"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
@@ -105,7 +105,7 @@ async def test_an_error_of_the_template_is_a_400(path, start):
     client = await start(Options(template="{{ raise_exception('no system role') }}"))
     status, raw = await client.answer(path, {"messages": HELLO})
 
-    assert (400, "no system role") == (status, orjson.loads(raw)["error"]["message"])
+    assert (status, orjson.loads(raw)["error"]["message"]) == (400, "no system role")
 
 
 @SHAPES
@@ -126,7 +126,7 @@ async def test_a_prompt_can_open_the_reasoning(shape, stream, turn, start):
     assert reasoning
     assert content
     assert "think>" not in reasoning + content
-    assert turn is None or ("Why?\n", "\n\nHi.") == (reasoning, content)
+    assert turn is None or (reasoning, content) == ("Why?\n", "\n\nHi.")
 
 
 async def test_a_script_can_have_the_calls_of_a_foreign_template(start):
@@ -134,7 +134,7 @@ async def test_a_script_can_have_the_calls_of_a_foreign_template(start):
     client = await start(options(script=script('Yes.[CALL]{"name": "f"}')))
     choice = (await client.chat(HELLO, return_token_ids=True))["choices"][0]
 
-    assert 'Yes.[CALL]{"name": "f"}' == choice["message"]["content"]
+    assert choice["message"]["content"] == 'Yes.[CALL]{"name": "f"}'
     assert load_model(LLAMA, EOS).tokenizer.id("[CALL]") in choice["token_ids"]
 
 
@@ -162,7 +162,7 @@ async def test_a_script_can_end_a_turn_with_any_eos(start):
     client = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>", script=script("Hm.<call>x")))
     choice = (await client.chat(HELLO))["choices"][0]
 
-    assert "Hm." == choice["message"]["content"]
+    assert choice["message"]["content"] == "Hm."
     assert load_model("<call><end>", "<end>").tokenizer.id("<call>") == choice["stop_reason"]
 
 
@@ -194,13 +194,13 @@ async def test_faults_of_tokenize(shape, start):
     faults = Faults()
     client = await start(Options(shape=shape, faults=faults))
     faults.tokenize = 404
-    assert 404 == (await client.answer("/tokenize", {"prompt": "a"}))[0]
+    assert (await client.answer("/tokenize", {"prompt": "a"}))[0] == 404
     faults.tokenize = "hangs"
     with pytest.raises(asyncio.TimeoutError):
         await client.answer("/tokenize", {"prompt": "a"}, timeout=aiohttp.ClientTimeout(0.2))
     faults.tokenize = None
 
-    assert 1 == (await client("/tokenize", prompt="a"))["count"]
+    assert (await client("/tokenize", prompt="a"))["count"] == 1
 
 
 async def test_requests_are_counted_by_path(start):
@@ -210,6 +210,6 @@ async def test_requests_are_counted_by_path(start):
     await client.chat(HELLO)
     await client("/tokenize", prompt="a")
     await client("/tokenize", prompt="b")
-    assert 404 == (await client.get("/unknown"))[0]
+    assert (await client.get("/unknown"))[0] == 404
 
-    assert {"/v1/chat/completions": 1, "/tokenize": 2, "/unknown": 1} == given.requests
+    assert given.requests == {"/v1/chat/completions": 1, "/tokenize": 2, "/unknown": 1}

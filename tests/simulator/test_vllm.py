@@ -108,7 +108,7 @@ async def test_a_tool_is_called_after_a_user_message(engine, tools):
     arguments = orjson.loads(function["arguments"])
 
     assert (choice["finish_reason"], function["name"]) == ("tool_calls", "get_weather")
-    assert [("city", str), ("days", int)] == [(name, type(value)) for name, value in arguments.items()]
+    assert [(name, type(value)) for name, value in arguments.items()] == [("city", str), ("days", int)]
 
 
 async def test_calls_of_several_choices_differ(engine, tools):
@@ -370,7 +370,7 @@ async def test_the_label_of_the_weights_can_be_updated(engine):
 
     assert orjson.loads(before.response) == orjson.loads((await engine.get("/weight_info"))[1])
     assert orjson.loads(update.response) == await engine(update.path, **update.body)
-    assert {"weight_version": "step-17"} == orjson.loads((await engine.get("/weight_info"))[1])
+    assert orjson.loads((await engine.get("/weight_info"))[1]) == {"weight_version": "step-17"}
 
 
 async def test_scale_out_can_be_disabled(start):

@@ -40,8 +40,8 @@ async def test_processes_that_create_a_store_at_once_agree(url, opened, count):
     stores = await asyncio.gather(*(opened(url, prefix=prefix, buckets=count) for _ in range(4)))
     stores.append(await opened(url, prefix=prefix))
 
-    assert {count} == {len(store.layout.buckets) for store in stores}
-    assert 1 == len({await store.set_once("salt", token_hex(4).encode()) for store in stores})
+    assert {len(store.layout.buckets) for store in stores} == {count}
+    assert len({await store.set_once("salt", token_hex(4).encode()) for store in stores}) == 1
 
 
 async def test_processes_that_want_different_numbers_do_not_both_open(url, opened):
@@ -51,7 +51,7 @@ async def test_processes_that_want_different_numbers_do_not_both_open(url, opene
         *(opened(url, prefix=prefix, buckets=count) for count in (16, 256)), return_exceptions=True
     )
 
-    assert 1 == sum(isinstance(result, StorageError) for result in results)
+    assert sum(isinstance(result, StorageError) for result in results) == 1
 
 
 async def test_a_store_of_0_1_0_has_sixteen_buckets(url, opened, client):
@@ -59,7 +59,7 @@ async def test_a_store_of_0_1_0_has_sixteen_buckets(url, opened, client):
     prefix = token_hex(8)
     client.hset(f"{prefix}:constants", "minting-secret", b"s")
 
-    assert 16 == len((await opened(url, prefix=prefix)).layout.buckets)
+    assert len((await opened(url, prefix=prefix)).layout.buckets) == 16
     with pytest.raises(StorageError, match=r"store.buckets is 256, .* was created with 16"):
         await opened(url, prefix=prefix, buckets=256)
 
@@ -71,7 +71,7 @@ async def test_0_1_0_cannot_start_on_a_store_with_another_number(url, opened, cl
 
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         client.hsetnx(f"{store.layout.prefix}:constants", "minting-secret", b"theirs")
-    assert b"ours" == await store.set_once("minting-secret", b"other")
+    assert await store.set_once("minting-secret", b"other") == b"ours"
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"17", b"2048", b"9" * 5000])
@@ -110,8 +110,8 @@ async def test_a_store_has_all_its_functions_with_any_number(url, opened, count)
 
     assert names == {name async for name in store.names()}
     assert names == {timer.rollout for timer in await store.timers.claim(100, now_ms=5, until_ms=9)}
-    assert {"policy": announced} == (await store.open("r99", {}, now_ms=2)).announcements
-    assert ("g", b"n") == (queued.group, queued.note)
+    assert (await store.open("r99", {}, now_ms=2)).announcements == {"policy": announced}
+    assert (queued.group, queued.note) == ("g", b"n")
     assert await store.queue.claim(queued, "h", {}, lease_ms=1000, now_ms=1)
-    assert (0, 1) == (await store.queue.counts("q"))[:2]
-    assert b"1" == await store.cache.get("c")
+    assert (await store.queue.counts("q"))[:2] == (0, 1)
+    assert await store.cache.get("c") == b"1"

@@ -33,7 +33,7 @@ async def test_an_entity_of_any_bytes_is_returned_and_can_be_deleted(opened, fie
     client.hset(store.layout.rollout("r").rollout, field, value)
     found = await store.get("r")
 
-    assert b"1" == found.fields["a"]
+    assert found.fields["a"] == b"1"
     assert await store.delete("r")
     assert await store.get("r") is None
 
@@ -67,7 +67,7 @@ async def test_a_listing_with_any_members_has_every_other_name_once(opened, memb
     for member, bucket in zip(members, store.layout.buckets, strict=False):
         client.zrem(bucket.listing, member)
 
-    assert ["r3", "r2", "r1", "r0"] == [name for name in names if name[:1] == "r" and await store.get(name)]
+    assert [name for name in names if name[:1] == "r" and await store.get(name)] == ["r3", "r2", "r1", "r0"]
 
 
 async def test_timers_without_a_name_are_removed_and_others_returned(opened):
@@ -75,8 +75,8 @@ async def test_timers_without_a_name_are_removed_and_others_returned(opened):
     await store.open("r", {}, now_ms=1, timer_ms=1)
     client.zadd(store.layout.buckets[0].timers, {b"\xff x": 0, b"r": 0, b"%ff 1": 0, b"": 0})
 
-    assert ["r"] == [timer.rollout for timer in await store.timers.claim(9, now_ms=5, until_ms=6)]
-    assert 0 == client.zcard(store.layout.buckets[0].timers)
+    assert [timer.rollout for timer in await store.timers.claim(9, now_ms=5, until_ms=6)] == ["r"]
+    assert client.zcard(store.layout.buckets[0].timers) == 0
 
 
 async def test_entries_of_a_queue_without_a_group_do_not_hide_others(opened):
@@ -94,7 +94,7 @@ async def test_entries_of_a_queue_without_a_group_do_not_hide_others(opened):
     client.zadd(index[0], {b"1-1 %ff": 1, b"x": 2, b"1-2": 3, b"1-3 g": 4})  # the last one has no note
     client.hset(index[2], mapping=dict.fromkeys((b"1-1 %ff", b"x", b"1-2"), b"="))
 
-    assert ["g"] == [queued.group for queued in (await store.queue.read(limit=9)).groups]
+    assert [queued.group for queued in (await store.queue.read(limit=9)).groups] == ["g"]
     assert ".groups:" in key.decode()
 
 
@@ -118,7 +118,7 @@ async def test_announcements_heartbeats_cached_values_and_positions_without_thei
         found.append(await store.find("r", "s"))
     client.hset(store.layout.rollout("r").marks, b"late:\xff", b"1")
 
-    assert (["policy"], {"default": (2, 0)}) == (list(beat.announcements), beat.counts)
-    assert [None] * 3 == found
+    assert (list(beat.announcements), beat.counts) == (["policy"], {"default": (2, 0)})
+    assert found == [None] * 3
     assert await store.cache.get("name") is None
-    assert {"late:\\xff": b"1"} == await store.marks("r") == (await store.read_all("r", 9)).marks
+    assert await store.marks("r") == (await store.read_all("r", 9)).marks == {"late:\\xff": b"1"}

@@ -23,15 +23,15 @@ async def test_a_heartbeat_counts_until_its_lifetime_ends(store):
     """Each returns the sums of all, and how many know an older number; a lifetime of 0 ends at once."""
     first = await beat(store, "a", default=(2, 3), planner=(0, 5))
     second = await beat(store, "b", default=(4, 1))
-    assert {"default": (3, 0), "planner": (5, 0)} == first.counts
-    assert {"default": (4, 1)} == second.counts
-    assert {"default": (6, 0), "planner": (1, 0)} == (await beat(store, "a", default=(4, 5), planner=(0, 1))).counts
+    assert first.counts == {"default": (3, 0), "planner": (5, 0)}
+    assert second.counts == {"default": (4, 1)}
+    assert (await beat(store, "a", default=(4, 5), planner=(0, 1))).counts == {"default": (6, 0), "planner": (1, 0)}
     await beat(store, "a", 0)
-    assert {"default": (1, 0)} == (await beat(store, "b", default=(4, 1))).counts
+    assert (await beat(store, "b", default=(4, 1))).counts == {"default": (1, 0)}
 
     await beat(store, "c", 1, default=(1, 100))
     await asyncio.sleep(0.01)
-    assert {"default": (1, 0), "planner": (0, 0)} == (await beat(store, "b", default=(4, 1), planner=(0, 0))).counts
+    assert (await beat(store, "b", default=(4, 1), planner=(0, 0))).counts == {"default": (1, 0), "planner": (0, 0)}
 
 
 async def test_a_heartbeat_returns_the_announcements_that_the_process_does_not_know(store):
@@ -42,8 +42,8 @@ async def test_a_heartbeat_returns_the_announcements_that_the_process_does_not_k
     other = await store.announcements.announce("other", b"1")
     later = await beat(store, "a", known=first.known)
 
-    assert ({"policy": policy}, None) == (first.announcements, again.announcements)
-    assert {"policy": policy, "other": other} == later.announcements
+    assert (first.announcements, again.announcements) == ({"policy": policy}, None)
+    assert later.announcements == {"policy": policy, "other": other}
     assert first.known == again.known < later.known
 
 
@@ -63,7 +63,7 @@ async def test_heartbeats_return_the_sums_of_what_each_process_sent_last(store, 
             policy: (sum(calls for _, calls in found), sum(number < states[policy][0] for number, _ in found))
             for policy, found in others.items()
         }
-        assert expected == (await beat(store, process, **states)).counts
+        assert (await beat(store, process, **states)).counts == expected
 
 
 async def test_a_role_has_one_process_at_a_time(store):
@@ -72,8 +72,8 @@ async def test_a_role_has_one_process_at_a_time(store):
     async def lead(process, lifetime_ms=60_000):
         return await store.announcements.lead("archive", process, lifetime_ms=lifetime_ms)
 
-    assert [True, True, False] == [await lead("a"), await lead("a"), await lead("b")]
-    assert [False, True, True] == [await lead("b", 0), await lead("a", 0), await lead("b", 1)]
+    assert [await lead("a"), await lead("a"), await lead("b")] == [True, True, False]
+    assert [await lead("b", 0), await lead("a", 0), await lead("b", 1)] == [False, True, True]
     await asyncio.sleep(0.01)
     assert await lead("a")
 
@@ -91,7 +91,7 @@ async def test_the_cost_of_a_heartbeat_does_not_grow_with_the_number_of_processe
             before = commands(client)
             counts = (await beat(store, "p0", known=beats[-1].known, default=(1, 2), planner=(0, 0))).counts
             costs.append(commands(client) - before)
-            assert {"default": (count + 1, count // 2 - 1), "planner": (0, 0)} == counts
+            assert counts == {"default": (count + 1, count // 2 - 1), "planner": (0, 0)}
             await beat(store, "p0", known=beats[-1].known, default=(0, 1), planner=(0, 0))
 
     assert costs[1] <= costs[0] + 1  # the expiry of a key is set if it is another
@@ -143,7 +143,7 @@ async def test_processes_of_the_last_release_are_counted(older):
     send("gone", 0, 100, lifetime_ms=-2000)
     first = await beat(store, "new", default=(2, 1), planner=(3, 0))
 
-    assert {"default": (6, 1), "planner": (7, 0)} == first.counts
+    assert first.counts == {"default": (6, 1), "planner": (7, 0)}
 
 
 async def test_processes_of_the_last_release_see_all_others_as_one(older):
@@ -157,6 +157,6 @@ async def test_processes_of_the_last_release_see_all_others_as_one(older):
     one = seen()
     await beat(store, "b", 0)
 
-    assert {"old": [1, 5], "~": [2, 5], "~:planner": [4, 2]} == both
-    assert {"old": [1, 5], "~": [3, 4]} == one
-    assert {"old": [1, 5]} == seen()
+    assert both == {"old": [1, 5], "~": [2, 5], "~:planner": [4, 2]}
+    assert one == {"old": [1, 5], "~": [3, 4]}
+    assert seen() == {"old": [1, 5]}

@@ -33,7 +33,7 @@ async def test_the_first_open_creates_a_rollout_and_later_ones_return_it(store):
 
     assert made.created
     assert (made.created_ms, made.touched_ms) == (1_000, 1_000)
-    assert {"status": b"open", "empty": b""} == made.fields == found.fields
+    assert made.fields == found.fields == {"status": b"open", "empty": b""}
     assert replace(made, created=False, touched_ms=2_000) == found
 
 
@@ -41,16 +41,16 @@ async def test_concurrent_opens_of_one_name_create_one_incarnation(store):
     """One of many concurrent opens creates the rollout, and all return the same incarnation."""
     rollouts = await asyncio.gather(*(store.open("r", {"who": b"%d" % i}, now_ms=i) for i in range(50)))
 
-    assert 1 == len({rollout.incarnation for rollout in rollouts})
-    assert 1 == sum(rollout.created for rollout in rollouts)
-    assert 1 == len({rollout.fields["who"] for rollout in rollouts})
-    assert ("r",) == (await store.list()).names
+    assert len({rollout.incarnation for rollout in rollouts}) == 1
+    assert sum(rollout.created for rollout in rollouts) == 1
+    assert len({rollout.fields["who"] for rollout in rollouts}) == 1
+    assert (await store.list()).names == ("r",)
 
 
 async def test_get_creates_nothing(store, key_count):
     """`get` returns None for a rollout that does not exist, and creates nothing."""
     assert None is await store.get("r")
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
 
     made = await store.open("r", {"a": b"1"}, now_ms=1)
 
@@ -63,8 +63,8 @@ async def test_update_if_sets_and_removes_fields_if_all_have_the_expected_values
 
     updated = await store.update_if("r", {"a": b"", "b": None, "d": b"="}, expect={"a": b"1", "d": None}, now_ms=2)
 
-    assert {"a": b"", "c": b"3", "d": b"="} == updated.fields
-    assert 2 == updated.touched_ms
+    assert updated.fields == {"a": b"", "c": b"3", "d": b"="}
+    assert updated.touched_ms == 2
     assert updated == await store.get("r")
 
 
@@ -88,15 +88,15 @@ async def test_update_if_can_expect_that_a_rollout_was_not_touched(store):
 
     with pytest.raises(FieldsChanged) as caught:
         await store.update_if("r", {"a": b"3"}, expect={"a": b"2"}, now_ms=4, touched_ms=2)
-    assert (2, 3) == (updated.touched_ms, caught.value.rollout.touched_ms)
-    assert {"a": b"2"} == (await store.get("r")).fields
+    assert (updated.touched_ms, caught.value.rollout.touched_ms) == (2, 3)
+    assert (await store.get("r")).fields == {"a": b"2"}
 
 
 async def test_update_if_creates_no_rollout(store, key_count):
     """`update_if` returns None if the rollout does not exist, with any expected values."""
     assert None is await store.update_if("r", {"a": b"1"}, expect={}, now_ms=1)
     assert None is await store.update_if("r", {"a": b"1"}, expect={"a": b"2"}, now_ms=1)
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
 
 
 async def test_one_of_concurrent_updates_with_the_same_expected_value_succeeds(store):
@@ -108,7 +108,7 @@ async def test_one_of_concurrent_updates_with_the_same_expected_value_succeeds(s
         return_exceptions=True,
     )
 
-    assert 19 == sum(isinstance(response, FieldsChanged) for response in responses)
+    assert sum(isinstance(response, FieldsChanged) for response in responses) == 19
 
 
 async def test_append_stores_records_in_order_with_their_blocks_and_counts(store):
@@ -118,12 +118,12 @@ async def test_append_stores_records_in_order_with_their_blocks_and_counts(store
 
     indices = [(await store.append(write, now_ms=5 + index)).position for index, write in enumerate((entry, second))]
 
-    assert [0, 1] == indices
-    assert [b"record", b""] == await store.read("r", 0, 10)
-    assert {b"\x00b1": b"\r\n", b"b2": b""} == await store.blocks("r")
+    assert indices == [0, 1]
+    assert await store.read("r", 0, 10) == [b"record", b""]
+    assert await store.blocks("r") == {b"\x00b1": b"\r\n", b"b2": b""}
     rollout = await store.get("r")
-    assert {"steps": 2, "tokens": 7} == rollout.counts
-    assert (1, 6) == (rollout.created_ms, rollout.touched_ms)
+    assert rollout.counts == {"steps": 2, "tokens": 7}
+    assert (rollout.created_ms, rollout.touched_ms) == (1, 6)
 
 
 async def test_append_of_a_stored_name_changes_nothing(store):
@@ -134,10 +134,10 @@ async def test_append_of_a_stored_name_changes_nothing(store):
 
     again = replace(entry, record=b"other", blocks={b"c": b"2"}, required_blocks=(b"missing",))
 
-    assert (0, False, False, False) == await store.append(again, now_ms=4)
-    assert [b"record", b"record"] == await store.read("r", 0, 10)
-    assert {b"b": b"1"} == await store.blocks("r")
-    assert {"steps": 2} == (await store.get("r")).counts
+    assert await store.append(again, now_ms=4) == (0, False, False, False)
+    assert await store.read("r", 0, 10) == [b"record", b"record"]
+    assert await store.blocks("r") == {b"b": b"1"}
+    assert (await store.get("r")).counts == {"steps": 2}
 
 
 async def test_append_with_missing_blocks_writes_nothing(store):
@@ -149,10 +149,10 @@ async def test_append_with_missing_blocks_writes_nothing(store):
     with pytest.raises(MissingBlocks) as caught:
         await store.append(replace(entry, required_blocks=(b"absent", b"old", b"new")), now_ms=3)
 
-    assert (b"absent", b"new") == caught.value.names
+    assert caught.value.names == (b"absent", b"new")
     assert before == await store.get("r")
-    assert {b"old": b"0"} == await store.blocks("r")
-    assert [b"record"] == await store.read("r", 0, 10)
+    assert await store.blocks("r") == {b"old": b"0"}
+    assert await store.read("r", 0, 10) == [b"record"]
     assert None is await store.find("r", "s1")
 
 
@@ -162,7 +162,7 @@ async def test_a_block_is_written_once(store):
     await store.append(entry, now_ms=2)
     await store.append(replace(entry, name="s2", blocks={b"b": b"other"}), now_ms=3)
 
-    assert {b"b": b"1"} == await store.blocks("r")
+    assert await store.blocks("r") == {b"b": b"1"}
 
 
 async def test_append_to_a_deleted_incarnation_is_refused(store, key_count):
@@ -174,7 +174,7 @@ async def test_append_to_a_deleted_incarnation_is_refused(store, key_count):
         await store.append(entry, now_ms=2)
     with pytest.raises(RolloutDeleted):
         await store.mark("r", entry.incarnation, {"m": b"1"}, now_ms=2)
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
 
     reopened = replace(await store.open("r", {}, now_ms=3), created=False)
 
@@ -196,10 +196,10 @@ async def test_concurrent_appends_are_all_stored(store):
     ]
 
     assert indices[:100] == indices[100:]
-    assert list(range(100)) == sorted(indices[:100])
+    assert sorted(indices[:100]) == list(range(100))
     records = await store.read("r", 0, 1000)
     assert [b"%d" % i for i in range(100)] == [records[index] for index in indices[:100]]
-    assert {"steps": 100} == (await store.get("r")).counts
+    assert (await store.get("r")).counts == {"steps": 100}
 
 
 async def test_a_large_entry_is_stored_unchanged(store):
@@ -221,11 +221,11 @@ async def test_marks_are_set_and_read(store):
     await store.mark("r", entry.incarnation, {"reward:s1": b"1", "é": b"\xff"}, now_ms=2)
     await store.mark("r", entry.incarnation, {"reward:s1": b"2"}, now_ms=3)
 
-    assert {"reward:s1": b"2", "é": b"\xff"} == await store.marks("r")
-    assert {"é": b"\xff"} == await store.marks("r", ["é", "none"])
-    assert {} == await store.marks("r", [])
-    assert {} == await store.marks("other") == await store.marks("other", ["é"])
-    assert 3 == (await store.get("r")).touched_ms
+    assert await store.marks("r") == {"reward:s1": b"2", "é": b"\xff"}
+    assert await store.marks("r", ["é", "none"]) == {"é": b"\xff"}
+    assert await store.marks("r", []) == {}
+    assert await store.marks("other") == await store.marks("other", ["é"]) == {}
+    assert (await store.get("r")).touched_ms == 3
 
 
 async def test_read_returns_a_range_of_records(store):
@@ -234,12 +234,12 @@ async def test_read_returns_a_range_of_records(store):
     for i in range(5):
         await store.append(replace(entry, name=f"s{i}", record=b"%d" % i), now_ms=2)
 
-    assert [b"1", b"2"] == await store.read("r", 1, 2)
-    assert [b"4"] == await store.read("r", 4, 9)
-    assert [] == await store.read("r", 5, 9)
-    assert [] == await store.read("r", -1, 9)
-    assert [] == await store.read("r", 0, 0)
-    assert [] == await store.read("other", 0, 9)
+    assert await store.read("r", 1, 2) == [b"1", b"2"]
+    assert await store.read("r", 4, 9) == [b"4"]
+    assert await store.read("r", 5, 9) == []
+    assert await store.read("r", -1, 9) == []
+    assert await store.read("r", 0, 0) == []
+    assert await store.read("other", 0, 9) == []
 
 
 async def test_find_returns_a_record_by_name(store):
@@ -248,7 +248,7 @@ async def test_find_returns_a_record_by_name(store):
     await store.append(entry, now_ms=2)
     await store.append(replace(entry, name="s2", record=b"2"), now_ms=2)
 
-    assert (1, b"2") == await store.find("r", "s2")
+    assert await store.find("r", "s2") == (1, b"2")
     assert None is await store.find("r", "s3")
     assert None is await store.find("other", "s2")
 
@@ -269,7 +269,7 @@ async def test_read_all_returns_the_same_as_the_single_methods(store):
         full.marks,
     )
     assert await store.get("r") == full.rollout
-    assert [b"record"] == (await store.read_all("r", 1)).records
+    assert (await store.read_all("r", 1)).records == [b"record"]
 
 
 async def test_blocks_are_found_by_name(store):
@@ -277,9 +277,9 @@ async def test_blocks_are_found_by_name(store):
     entry = await opened_entry(store, blocks={b"a": b"1", b"b": b"2", b"c": b"3"})
     await store.append(entry, now_ms=2)
 
-    assert {b"a": b"1", b"c": b"3"} == await store.blocks("r", [b"c", b"x", b"a"])
-    assert {} == await store.blocks("r", [])
-    assert {} == await store.blocks("other")
+    assert await store.blocks("r", [b"c", b"x", b"a"]) == {b"a": b"1", b"c": b"3"}
+    assert await store.blocks("r", []) == {}
+    assert await store.blocks("other") == {}
 
 
 async def test_list_is_newest_first_and_pages_without_gap_or_repeat(store):
@@ -306,15 +306,15 @@ async def test_list_is_newest_first_and_pages_without_gap_or_repeat(store):
 
 async def test_the_last_page_has_no_cursor(store):
     """The cursor is None on the last page, even if that page is full, and on an empty one."""
-    assert ((), None) == ((page := await store.list()).names, page.cursor)
+    assert ((page := await store.list()).names, page.cursor) == ((), None)
     for i in range(4):
         await store.open(f"r{i}", {}, now_ms=i)
 
     first = await store.list(limit=2)
     second = await store.list(limit=2, cursor=first.cursor)
 
-    assert ("r3", "r2") == first.names
-    assert ("r1", "r0") == second.names
+    assert first.names == ("r3", "r2")
+    assert second.names == ("r1", "r0")
     assert None is second.cursor
 
 
@@ -323,9 +323,9 @@ async def test_list_since_a_time_omits_older_rollouts(store):
     for i in range(4):
         await store.open(f"r{i}", {}, now_ms=10 * i)
 
-    assert ("r3", "r2") == (await store.list(since_ms=20)).names
-    assert ("r3",) == (await store.list(since_ms=21)).names
-    assert 4 == len((await store.list(since_ms=-5)).names)
+    assert (await store.list(since_ms=20)).names == ("r3", "r2")
+    assert (await store.list(since_ms=21)).names == ("r3",)
+    assert len((await store.list(since_ms=-5)).names) == 4
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ async def test_names_iterates_over_all_rollouts(store):
     for i in range(5):
         await store.open(f"r{i}", {}, now_ms=i)
 
-    assert ["r4", "r3", "r2", "r1", "r0"] == [name async for name in store.names()]
+    assert [name async for name in store.names()] == ["r4", "r3", "r2", "r1", "r0"]
 
 
 async def test_hostile_names_do_not_touch_each_other(store, key_count):
@@ -353,19 +353,19 @@ async def test_hostile_names_do_not_touch_each_other(store, key_count):
 
     assert sorted(HOSTILE) == sorted((await store.list()).names)
     for i, name in enumerate(HOSTILE):
-        assert [b"%d" % i] == await store.read(name, 0, 9)
-        assert {b"b": b"%d" % i} == await store.blocks(name)
-        assert {"steps": 1} == (await store.get(name)).counts
+        assert await store.read(name, 0, 9) == [b"%d" % i]
+        assert await store.blocks(name) == {b"b": b"%d" % i}
+        assert (await store.get(name)).counts == {"steps": 1}
         assert await store.delete(name)
         assert len(HOSTILE) - 1 - i == len((await store.list()).names)
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
 
 
 async def test_a_delete_may_expect_the_time_of_the_last_write(store):
     """A rollout that was touched since remains."""
     await store.open("r", {}, now_ms=5)
 
-    assert [False, True, False] == [await store.delete("r", touched_ms=touched_ms) for touched_ms in (4, 5, 5)]
+    assert [await store.delete("r", touched_ms=touched_ms) for touched_ms in (4, 5, 5)] == [False, True, False]
 
 
 async def test_delete_leaves_no_key(store, key_count):
@@ -375,22 +375,22 @@ async def test_delete_leaves_no_key(store, key_count):
         await store.append(entry, now_ms=2)
         await store.mark(name, entry.incarnation, {"m": b"1"}, now_ms=3)
 
-    assert [True, False, False] == [await store.delete(name) for name in ("r", "r", "never")]
+    assert [await store.delete(name) for name in ("r", "r", "never")] == [True, False, False]
     assert None is await store.get("r")
-    assert ("q",) == (await store.list()).names
-    assert [b"record"] == await store.read("q", 0, 9)
-    assert {"m": b"1"} == await store.marks("q")
+    assert (await store.list()).names == ("q",)
+    assert await store.read("q", 0, 9) == [b"record"]
+    assert await store.marks("q") == {"m": b"1"}
     assert await store.delete("q")
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
 
 
 async def test_constants_are_set_once(store):
     """All callers get the first value of a constant."""
     values = await asyncio.gather(*(store.set_once("salt", b"%d" % i) for i in range(10)))
 
-    assert 1 == len(set(values))
+    assert len(set(values)) == 1
     assert values[0] == await store.set_once("salt", b"later")
-    assert b"x" == await store.set_once("other", b"x")
+    assert await store.set_once("other", b"x") == b"x"
 
 
 async def test_info_and_ping_connect_to_the_store(store):
@@ -398,7 +398,7 @@ async def test_info_and_ping_connect_to_the_store(store):
     await store.ping()
     facts = await store.info()
 
-    assert "acknowledged" == facts["durability"]
+    assert facts["durability"] == "acknowledged"
     assert facts["version"].split()[0] in ("valkey", "redis")
     assert facts["servers"]
     assert all(isinstance(fact, str) for fact in facts.values())
@@ -414,10 +414,10 @@ async def test_open_group_creates_a_group_and_its_rollouts(store):
     names = names_in_slot(store, "g", 5)
     made = await store.open_group("g", {"size": b"5"}, {name: {"of": b"g", "n": b""} for name in names}, now_ms=7)
 
-    assert (True, {"size": b"5"}, 7) == (made.created, made.fields, made.created_ms)
-    assert [{"of": b"g", "n": b""}] * 5 == [(await store.get(name)).fields for name in names]
+    assert (made.created, made.fields, made.created_ms) == (True, {"size": b"5"}, 7)
+    assert [(await store.get(name)).fields for name in names] == [{"of": b"g", "n": b""}] * 5
     assert sorted(names) == sorted((await store.list()).names)
-    assert ("g",) == (await store.groups.list()).names
+    assert (await store.groups.list()).names == ("g",)
     assert await store.get("g") is None
     assert replace(made, created=False) == await store.groups.get("g")
 
@@ -438,7 +438,7 @@ async def test_a_rollout_in_another_slot_than_its_group_is_refused(store, key_co
 
     with pytest.raises(ValueError, match="not in the same slot"):
         await store.open_group("g", {}, {name: {}}, now_ms=1)
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
 
 
 async def test_a_group_has_the_methods_of_a_rollout(store):
@@ -448,15 +448,15 @@ async def test_a_group_has_the_methods_of_a_rollout(store):
     await store.groups.mark("g", made.incarnation, {"m": b"1"}, now_ms=2)
     await store.groups.update_if("g", {"status": b"complete"}, expect={"status": None}, now_ms=3)
 
-    assert {"m": b"1"} == await store.groups.marks("g")
-    assert {"status": b"complete"} == (await store.groups.get("g")).fields
+    assert await store.groups.marks("g") == {"m": b"1"}
+    assert (await store.groups.get("g")).fields == {"status": b"complete"}
     assert await store.groups.delete("g")
-    assert {"a": b"rollout"} == (await store.get("g")).fields
+    assert (await store.get("g")).fields == {"a": b"rollout"}
 
 
 async def test_every_open_returns_the_announcements(store):
     """Every `open` of any rollout returns the latest announcements; `open` of a group does not."""
-    assert {} == (await store.open("r", {}, now_ms=1)).announcements
+    assert (await store.open("r", {}, now_ms=1)).announcements == {}
     await store.announcements.announce("policy", b"1")
     await store.announcements.announce("policy", b"2")
     await store.announcements.announce("other", b"")
@@ -465,7 +465,7 @@ async def test_every_open_returns_the_announcements(store):
 
     assert [{"policy": Announcement(b"2", 2), "other": Announcement(b"", 1)}] * 40 == announced
     assert announced[0] == await store.announcements.read()
-    assert {} == (await store.groups.open("g", {}, now_ms=1)).announcements
+    assert (await store.groups.open("g", {}, now_ms=1)).announcements == {}
 
 
 async def test_concurrent_announcements_end_with_one_value_in_all_buckets(store):
@@ -474,7 +474,7 @@ async def test_concurrent_announcements_end_with_one_value_in_all_buckets(store)
 
     announced = {(await store.open(f"r{n}", {}, now_ms=1)).announcements["policy"] for n in range(60)}
 
-    assert 1 == len(announced)
+    assert len(announced) == 1
 
 
 async def test_of_concurrent_conditional_announcements_one_succeeds(store):
@@ -485,7 +485,7 @@ async def test_of_concurrent_conditional_announcements_one_succeeds(store):
     later = await store.announcements.announce_if("lock", b"y", made[0].number)
     announced = [(await store.open(f"r{n}", {}, now_ms=1)).announcements["lock"] for n in range(40)]
 
-    assert ([1], None) == ([announcement.number for announcement in made], outdated)
+    assert ([announcement.number for announcement in made], outdated) == ([1], None)
     assert [Announcement(b"y", 2)] * 40 == [later] * 40 == announced
 
 
@@ -511,7 +511,7 @@ async def test_reservations_are_made_up_to_the_limit(store):
     reserved = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
     again = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
 
-    assert 5 == sum(reserved)
+    assert sum(reserved) == 5
     assert reserved == again
 
 
@@ -525,8 +525,8 @@ async def test_a_reservation_is_used_up_by_its_record_or_released(store):
     await store.reservations.extend("r", entry.incarnation, Reservation("s2", 0))
     released = [await reserve(store, "s8"), await reserve(store, "s9")]
 
-    assert [True] * 5 + [False] == reserved
-    assert [False, True, False] == [full, *released]
+    assert reserved == [True] * 5 + [False]
+    assert [full, *released] == [False, True, False]
 
 
 async def test_a_reservation_expires_unless_it_is_extended(store, until):
@@ -539,7 +539,7 @@ async def test_a_reservation_expires_unless_it_is_extended(store, until):
         return all([await reserve(store, f"t{number}", lease_ms=60_000) for number in range(4)])
 
     await until(have_all_expired)
-    assert [True] * 5 == reserved
+    assert reserved == [True] * 5
     assert not await reserve(store, "u")
 
 
@@ -548,7 +548,7 @@ async def test_a_rollout_without_a_limit_has_no_reservations(store):
     unlimited = await store.open("unlimited", {}, now_ms=1, reservation=Reservation("s", 60_000))
     unreserved = await store.open("r", {"places": b"0"}, now_ms=1)
 
-    assert (None, None) == (unlimited.has_reservation, unreserved.has_reservation)
+    assert (unlimited.has_reservation, unreserved.has_reservation) == (None, None)
 
 
 async def test_a_reservation_of_another_incarnation_is_not_extended(store):
@@ -562,7 +562,7 @@ async def test_a_reservation_of_another_incarnation_is_not_extended(store):
     await store.reservations.extend("r", incarnation, Reservation("t0", 0))
 
     assert None is not_created
-    assert [True] * 5 == reserved
+    assert reserved == [True] * 5
     assert not await reserve(store, "u")
 
 
@@ -576,11 +576,16 @@ async def test_a_record_is_late_if_a_field_is_set_when_it_is_stored(store):
     other = await store.append(replace(entry, name="s3", late_if="elsewhere"), now_ms=6)
     plain = await store.append(replace(entry, name="s4", late_if=None), now_ms=6)
 
-    assert [(0, False), (0, False), (1, True), (1, True), (2, False), (3, False)] == [
-        (appended.position, appended.is_late) for appended in (early, again, *late, other, plain)
+    assert [(appended.position, appended.is_late) for appended in (early, again, *late, other, plain)] == [
+        (0, False),
+        (0, False),
+        (1, True),
+        (1, True),
+        (2, False),
+        (3, False),
     ]
-    assert {"late:s2": b"1"} == await store.marks("r")
-    assert {"steps": 4, "late": 1} == (await store.get("r")).counts
+    assert await store.marks("r") == {"late:s2": b"1"}
+    assert (await store.get("r")).counts == {"steps": 4, "late": 1}
 
 
 async def test_each_append_concurrent_with_closing_is_earlier_or_late(store):
@@ -628,7 +633,7 @@ async def test_a_renewal_touches_the_rollout_if_it_has_a_time(mortal):
     before = await mortal.get("r")
     found = [await mortal.renew("r", made.incarnation, now_ms=9), await mortal.renew("r", "other", now_ms=10)]
 
-    assert [True, False] == found
+    assert found == [True, False]
     assert made == before
     assert replace(made, touched_ms=9) == await mortal.get("r")
 
@@ -648,12 +653,12 @@ async def test_an_append_restores_an_expired_rollout(mortal):
     following = await mortal.append(replace(entry, name="s2", blocks={}, required_blocks=(b"b",)), now_ms=12)
     await mortal.mark("r", made.incarnation, {"m": b"1"}, now_ms=13)
 
-    assert ((0, False, True, True), (1, False, False, True)) == (restored, following)
+    assert (restored, following) == ((0, False, True, True), (1, False, False, True))
     assert replace(made, created=False, touched_ms=13, counts={"steps": 2}) == await mortal.get("r")
-    assert ("newer", "r", "older") == (await mortal.list()).names
-    assert [b"record"] * 2 == await mortal.read("r", 0, 9)
+    assert (await mortal.list()).names == ("newer", "r", "older")
+    assert await mortal.read("r", 0, 9) == [b"record"] * 2
     for key in mortal.layout.rollout("r").all:
-        assert 900_000 < await ttl_of(mortal, key)
+        assert await ttl_of(mortal, key) > 900_000
 
 
 async def test_a_restoring_append_with_missing_blocks_restores_nothing(mortal, key_count):
@@ -664,7 +669,7 @@ async def test_a_restoring_append_with_missing_blocks_restores_nothing(mortal, k
 
     with pytest.raises(MissingBlocks):
         await mortal.append(StepWrite("r", incarnation, "s1", b"1", {}, (b"b",), {}, None, Origin(1)), now_ms=2)
-    assert (None, before) == (await mortal.get("r"), await key_count(mortal))
+    assert (await mortal.get("r"), await key_count(mortal)) == (None, before)
 
 
 async def test_concurrent_restoring_appends_are_all_stored(mortal):
@@ -681,7 +686,7 @@ async def test_concurrent_restoring_appends_are_all_stored(mortal):
         sum(result.is_restored for result in appended),
         sorted(result.position for result in appended),
     )
-    assert (incarnation, {"steps": 30}) == ((await mortal.get("r")).incarnation, (await mortal.get("r")).counts)
+    assert ((await mortal.get("r")).incarnation, (await mortal.get("r")).counts) == (incarnation, {"steps": 30})
 
 
 async def test_a_record_of_an_expired_incarnation_is_added_to_the_new_one(mortal):
@@ -696,9 +701,9 @@ async def test_a_record_of_an_expired_incarnation_is_added_to_the_new_one(mortal
     appended = await mortal.append(replace(entry, origin=Origin(1, old.fields)), now_ms=3)
     await mortal.mark("r", old.incarnation, {"m": b"1"}, now_ms=4)
 
-    assert (0, True, True, True) == appended
+    assert appended == (0, True, True, True)
     assert (new.incarnation, {"b": b"1"}) == ((await mortal.get("r")).incarnation, (await mortal.get("r")).fields)
-    assert {"late:s1": b"1", "m": b"1"} == await mortal.marks("r")
+    assert await mortal.marks("r") == {"late:s1": b"1", "m": b"1"}
 
 
 async def test_a_deleted_rollout_is_not_restored(mortal):
@@ -734,7 +739,7 @@ async def test_deleted_incarnations_expire(mortal, command):
     await mortal.delete("r")
     (left,) = await mortal._servers.execute(key, [("ZRANGE", key, 0, -1)])
 
-    assert 3 == len(incarnations)
+    assert len(incarnations) == 3
     assert 86_000_000 < lifetime_ms <= 86_400_000
     assert {*incarnations[1:], last.incarnation.encode()} == {*left}
 
@@ -749,7 +754,7 @@ async def test_renew_restarts_the_lifetime_only(mortal):
         for key in keys:
             await mortal._servers.execute(key, [("PEXPIRE", key, 5_000)])
         assert exists == await mortal.renew("r", incarnation)
-        assert [exists] * 7 == [await ttl_of(mortal, key) > 900_000 for key in keys]
+        assert [await ttl_of(mortal, key) > 900_000 for key in keys] == [exists] * 7
     assert before == await mortal.get("r")
     assert not await mortal.renew("unknown", None)
     assert await mortal.get("unknown") is None
@@ -760,7 +765,7 @@ async def test_without_a_ttl_another_incarnation_was_deleted(store, key_count):
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
     await store.delete("r")
 
-    assert 0 == await key_count(store)
+    assert await key_count(store) == 0
     with pytest.raises(RolloutDeleted):
         await store.append(StepWrite("r", incarnation, "s1", b"1", {}, (), {}, None, Origin(1)), now_ms=2)
     assert store.ttl_s is None

@@ -27,7 +27,7 @@ async def atropos_service() -> AsyncIterator[str]:
     try:
         # The socket accepts connections already: the first response comes once the service runs.
         async with aiohttp.ClientSession() as http, http.get(url + "/") as response:
-            assert 200 == response.status
+            assert response.status == 200
         yield url
     finally:
         run.terminate()

@@ -85,12 +85,12 @@ class Drifting:
 
     async def post(self, path: str, body: dict) -> None:
         async with self._http.post(f"{self._url}/rollouts/r1{path}", json=body) as response:
-            assert 200 == response.status, await response.text()
+            assert response.status == 200, await response.text()
 
     async def get(self, path: str = "") -> dict:
         """Return the rollout, or a resource below it."""
         async with self._http.get(f"{self._url}/rollouts/r1{path}") as response:
-            assert 200 == response.status, await response.text()
+            assert response.status == 200, await response.text()
             return await response.json()
 
     async def boundary(self, query: str = "") -> dict:

@@ -9,7 +9,7 @@ from tests.support.json_bodies import JSON
 def events_of(stream: bytes) -> list[dict]:
     """Return the responses of a stream of events; each event is framed as Google's API does it."""
     *blocks, rest = stream.split(b"\r\n\r\n")
-    assert b"" == rest
+    assert rest == b""
     assert all(block.startswith(b"data: ") for block in blocks)
     return [orjson.loads(block.removeprefix(b"data: ")) for block in blocks]
 

@@ -49,15 +49,15 @@ async def check_taken(client: AsyncClient, taken: dict[str, list[dict[str, Any]]
     """Assert that nothing is left, nothing came twice, and that exactly the sampled tokens are trained, once, in order."""
     names = [group["group_id"] for groups in taken.values() for group in groups]
     assert sorted(names) == [f"group-{number}" for number in range(GROUPS)], names
-    assert ["done"] * GROUPS == [group["status"] async for group in client.groups()]
-    assert [] == (await client.claim_batch(consumer="late", groups=10))["groups"]
+    assert [group["status"] async for group in client.groups()] == ["done"] * GROUPS
+    assert (await client.claim_batch(consumer="late", groups=10))["groups"] == []
     assert str(FIRST_VERSION + GROUPS) == (await client.policy())["version"]
     for name, groups in taken.items():
         for group in groups:
             sampled = [pair for rollout in group["rollouts"] async for pair in sampled_of(client, rollout)]
             trained = [pair for row in CHECKS[name](group["data"]) for pair in row]
             assert sampled == trained, f"{name} of {group['group_id']} trains other tokens than were sampled"
-            assert [] == group["skipped"]
+            assert group["skipped"] == []
 
 
 async def sampled_of(client: AsyncClient, rollout: str) -> AsyncIterator[tuple[int, float]]:
@@ -72,7 +72,7 @@ async def sampled_of(client: AsyncClient, rollout: str) -> AsyncIterator[tuple[i
 
 def trained_by_trl(data: dict[str, Any]) -> Iterator[list[tuple[int, float]]]:
     """Return the ids trained by the mask; the reward is compared by the trainer."""
-    assert [0.0, 1.0, 0.0, 1.0] == data["reward"], data["reward"]
+    assert data["reward"] == [0.0, 1.0, 0.0, 1.0], data["reward"]
     for ids, logprobs, mask in zip(data["completion_ids"], data["logprobs"], data["env_mask"], strict=True):
         yield list(compress(zip(ids, logprobs, strict=True), mask))
 

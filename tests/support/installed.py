@@ -29,7 +29,7 @@ def exported_by(command: Sequence[str | Path], folder: Path, *options: str) -> d
                 log += line
             url = found[1]
             call = Request(f"{url}/rollouts/r1/v1/chat/completions", _CALL, {"Content-Type": "application/json"})
-            assert 200 == urlopen(call).status
+            assert urlopen(call).status == 200
             assert b"TokenTape" in urlopen(f"{url}/ui").read()
             exported = subprocess.run(
                 [*command, "export", "--url", url], cwd=folder, env=environment, capture_output=True, check=True
@@ -37,5 +37,5 @@ def exported_by(command: Sequence[str | Path], folder: Path, *options: str) -> d
         finally:
             process.terminate()
             log += process.communicate(timeout=60)[1]
-    assert 0 == process.returncode, log
+    assert process.returncode == 0, log
     return orjson.loads(exported)

@@ -128,7 +128,7 @@ def _run_bash(script: str, reader: Reader) -> str:
         capture_output=True, text=True, timeout=120, check=False, cwd=reader.folder,
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "CURL_HOME": str(reader.folder), "HOME": str(reader.folder)},
     )  # fmt: skip
-    assert 0 == done.returncode, f"{script}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -191,7 +191,7 @@ def _tokentape(words: list[str], reader: Reader) -> str:
         return ""
     with contextlib.chdir(reader.folder):
         done = CliRunner().invoke(app, words, env={"TOKENTAPE_URL": reader.proxy})
-    assert 0 == done.exit_code, f"{words}: exit code {done.exit_code}\n{done.output}"
+    assert done.exit_code == 0, f"{words}: exit code {done.exit_code}\n{done.output}"
     return done.output
 
 

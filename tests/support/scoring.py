@@ -87,7 +87,7 @@ async def scoring_as_sglang(request: web.Request, body: dict) -> web.StreamRespo
         return web.json_response({"version": "0.5.23"})
     if request.path != "/generate":
         return web.json_response({"error": {"message": "not found"}}, status=404)
-    assert 0 == body["logprob_start_len"]
+    assert body["logprob_start_len"] == 0
     ids = body["input_ids"]
     entries = [[logprob, i, None] for i, logprob in zip(ids, score(ids), strict=True)]
     return web.Response(body=orjson.dumps({"text": "", "meta_info": {"input_token_logprobs": entries}}))

@@ -78,7 +78,7 @@ class Session:
             **fields,
         }
         response = await self.post(f"/rollouts/{rollout}/v1/chat/completions", body)
-        assert 200 == response.status, response.text
+        assert response.status == 200, response.text
         return SimpleNamespace(message=response.json["choices"][0]["message"], step_id=response.headers["X-Step-Id"])
 
     async def put(self, path: str, body=None):

@@ -33,7 +33,7 @@ async def serving_sessions(store, engine_url=None, *, shape="vllm", **sections) 
 
         async def create(**terms):
             status, body = await request("POST", "/sessions/create", terms)
-            assert 200 == status, body
+            assert status == 200, body
             return body["uuid"]
 
         yield SimpleNamespace(

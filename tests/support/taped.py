@@ -72,7 +72,7 @@ async def record(store, folder: Path, *names: str) -> Path:
     async with recorder(store, folder) as url, aiohttp.ClientSession() as http:
         for name in names:
             agent = Agent(http, f"{url}/rollouts/{name}/v1")
-            assert [200] * 3 == await agent.run("Oslo" if name == names[0] else name)
+            assert await agent.run("Oslo" if name == names[0] else name) == [200] * 3
         for name in names:
             async with http.get(f"{url}/rollouts/{name}/steps", headers={"Accept": "application/x-ndjson"}) as response:
                 with path.open("ab") as file:

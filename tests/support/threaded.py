@@ -123,5 +123,5 @@ async def record_threads(proxy, rollout="r", *, finish=True):
     await proxy.chat(rollout, WORK, TASK, first.message, user("More."), tools=TOOLS)
     await proxy.chat(rollout, HELP, user("Paint it."), tools=TOOLS)
     if finish:
-        assert 200 == (await proxy.finish(rollout, reward=1.0)).status
+        assert (await proxy.finish(rollout, reward=1.0)).status == 200
     return (await proxy.get(f"/rollouts/{rollout}/tree")).json

@@ -60,8 +60,8 @@ async def test_an_s3_bucket_is_archived_and_imported(store, bucket):
     left = [name async for name in store.names()]
     imported = await importer(store, bucket).run()
 
-    assert (2, 1, 2, []) == (result.rollouts, result.files, result.deleted, left)
-    assert (2, 4) == (imported.rollouts, imported.steps)
+    assert (result.rollouts, result.files, result.deleted, left) == (2, 1, 2, [])
+    assert (imported.rollouts, imported.steps) == (2, 4)
     assert touched == await archived_versions(bucket)
     assert touched == {name: (await store.get(name)).touched_ms for name in touched}
 
@@ -103,11 +103,12 @@ def test_datasets_loads_it(archived, tmp_path_factory):
     cache = str(tmp_path_factory.mktemp("cache"))
     rows = datasets.load_dataset(str(archived), split="train", cache_dir=cache)
 
-    assert 4 == len(rows)
-    assert {("a", 0.5, 301), ("b", 0.5, 301)} == {
-        (row["rollout_id"], row["reward"], len(row["prompt_ids"])) for row in rows if row["index"] == 1
+    assert len(rows) == 4
+    assert {(row["rollout_id"], row["reward"], len(row["prompt_ids"])) for row in rows if row["index"] == 1} == {
+        ("a", 0.5, 301),
+        ("b", 0.5, 301),
     }
-    assert IDS == rows[1]["prompt_ids"]
+    assert rows[1]["prompt_ids"] == IDS
 
 
 def test_duckdb_reads_it(archived):
@@ -116,8 +117,8 @@ def test_duckdb_reads_it(archived):
         "WHERE index = 1 ORDER BY rollout_id"
     ).fetchall()
 
-    assert [("a", 301, [7, 1]), ("b", 301, [7, 1])] == [row[:3] for row in rows]
-    assert ["1970-01-01"] * 2 == [str(row[3]) for row in rows]
+    assert [row[:3] for row in rows] == [("a", 301, [7, 1]), ("b", 301, [7, 1])]
+    assert [str(row[3]) for row in rows] == ["1970-01-01"] * 2
 
 
 def test_polars_reads_it(archived):
@@ -126,8 +127,8 @@ def test_polars_reads_it(archived):
         frame.filter(pl.col("index") == 1).sort("rollout_id").select("rollout_id", "prompt_ids", "logprobs").collect()
     )
 
-    assert ["a", "b"] == found["rollout_id"].to_list()
-    assert IDS == found["prompt_ids"].to_list()[0]
+    assert found["rollout_id"].to_list() == ["a", "b"]
+    assert found["prompt_ids"].to_list()[0] == IDS
     assert pl.List(pl.Float32) == found.schema["logprobs"]
 
 
@@ -141,7 +142,7 @@ def test_the_readers_of_the_page_run(archived, monkeypatch, tmp_path_factory):
     names = {}
     exec(compile(block.text, "docs/datasets.md", "exec"), names)
 
-    assert [4, 4, 4] == [len(names["rows"]), names["exact"].collect().height, len(names["steps"])]
+    assert [len(names["rows"]), names["exact"].collect().height, len(names["steps"])] == [4, 4, 4]
 
 
 async def test_the_condition_of_the_page_excludes_what_a_playback_inherited(store, tmp_path):
@@ -152,7 +153,7 @@ async def test_the_condition_of_the_page_excludes_what_a_playback_inherited(stor
     (condition,) = re.findall(r"`(json_extract.*?)`", (ROOT / "docs" / "datasets.md").read_text())
     rows = duckdb.sql(f"SELECT step_id, {condition} FROM read_parquet('{tmp_path}/*/*.parquet') ORDER BY step_id")
 
-    assert [("0", False), ("a0000", True), ("b0000", True)] == rows.fetchall()
+    assert rows.fetchall() == [("0", False), ("a0000", True), ("b0000", True)]
 
 
 async def test_a_proxy_archives_finished_rollouts(store, engine, tmp_path):
@@ -175,7 +176,7 @@ async def test_the_query_of_the_card_returns_the_newest_versions(store, tmp_path
     (query,) = re.findall(r"```sql\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
     rows = duckdb.sql(query).fetchall()
 
-    assert [("a", 1.0)] * 2 + [("b", 0.5)] * 2 == [row[:2] for row in rows]
+    assert [row[:2] for row in rows] == [("a", 1.0)] * 2 + [("b", 0.5)] * 2
     assert [*range(301)] == rows[1][3]
 
 

@@ -63,8 +63,8 @@ async def test_deadlines_apply_after_all_processes_were_killed_and_one_was_resta
     await replica()
     await all_complete(store, 3)
 
-    assert {("open", None)} == before
-    assert {("aborted", "deadline")} == await endings(store, names)
+    assert before == {("open", None)}
+    assert await endings(store, names) == {("aborted", "deadline")}
 
 
 async def test_a_process_that_is_killed_while_it_finishes_rollouts_leaves_them_to_another(replica, store, http):
@@ -78,7 +78,7 @@ async def test_a_process_that_is_killed_while_it_finishes_rollouts_leaves_them_t
     await all_complete(store, 150)
     queued = [entry.group for entry in (await store.queue.read(limit=1000)).groups]
 
-    assert {("aborted", "deadline")} == await endings(store, names)
+    assert await endings(store, names) == {("aborted", "deadline")}
     assert sorted(f"g{number}" for number in range(150)) == sorted(queued)
 
 
@@ -99,6 +99,6 @@ async def test_a_rollout_is_idle_once_its_process_is_killed_during_a_call(replic
         while not (rollout := await stored_rollout(store, "busy")).is_finished:
             await asyncio.sleep(0.05)
 
-    assert "open" == alive
-    assert {("aborted", "deadline")} == await endings(store, ("busy", "idle"))
+    assert alive == "open"
+    assert await endings(store, ("busy", "idle")) == {("aborted", "deadline")}
     assert rollout.finished_ms - rollout.created_ms >= 5200

@@ -66,7 +66,7 @@ async def test_every_shape_is_recorded_exactly(store, options, stream, framing):
     """The client gets what the engine alone would have sent; the step is exact, with a live or a synthetic stream."""
     expected, actual, step = await recorded(store, options, stream=stream)
 
-    assert expected == actual
+    assert actual == expected
     assert (options.shape, (), framing) == (step.engine.kind, step.problems, step.extra.get("streaming"))
     assert len(step.choices[0].ids) == len(step.choices[0].logprobs) > 0
 
@@ -75,8 +75,8 @@ async def test_a_live_stream_that_loses_logprobs_is_flagged(store):
     """With a forced live stream, an SGLang without a parser loses the EOS's logprob, and the step is flagged."""
     expected, actual, step = await recorded(store, BARE, stream=True, streaming="live")
 
-    assert expected == actual
-    assert ("logprob_count",) == step.problems
+    assert actual == expected
+    assert step.problems == ("logprob_count",)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -84,9 +84,9 @@ async def test_a_server_that_ignores_the_injected_fields_is_flagged(store, strea
     """It answers without ids, and nothing else is taken for an id."""
     expected, actual, step = await recorded(store, OLD, stream=stream)
 
-    assert expected == actual
+    assert actual == expected
     assert {"no_token_ids", "no_prompt_ids"} <= set(step.problems)
-    assert 0 == step.sampled
+    assert step.sampled == 0
 
 
 async def test_live_and_synthetic_streams_and_whole_responses_record_the_same_tokens(store):
@@ -102,14 +102,14 @@ async def test_live_and_synthetic_streams_and_whole_responses_record_the_same_to
         (step,) = await stored_steps(store, f"s{number}")
         seen.add((tuple(step.choices[0].ids), tuple(step.choices[0].logprobs), step.choices[0].finish_reason))
 
-    assert 1 == len(seen)
+    assert len(seen) == 1
 
 
 async def test_logprobs_that_a_client_requests_are_always_recorded(store):
     """`record.logprobs` applies to logprobs that the client does not request."""
     _, _, step = await recorded(store, Options(seed=7), stream=False, asks={"logprobs": True}, logprobs="off")
 
-    assert () == step.problems
+    assert step.problems == ()
     assert len(step.choices[0].ids) == len(step.choices[0].logprobs) > 0
 
 
@@ -120,8 +120,8 @@ async def test_without_logprobs_the_ids_are_the_same_and_the_step_is_exact(store
     _, _, full = await recorded(store, options, stream=stream)
     expected, actual, step = await recorded(store, options, stream=stream, rollout="r2", logprobs="off")
 
-    assert expected == actual
-    assert ((), True) == (step.problems, step.trainable)
+    assert actual == expected
+    assert (step.problems, step.trainable) == ((), True)
     assert "logprobs" not in step.sent["set"]
     assert ("live" if stream else None) == step.extra.get("streaming")
     assert full.choices[0].ids == step.choices[0].ids
@@ -147,5 +147,5 @@ async def test_rows_without_logprobs_are_exported_with_nulls_or_rejected(store, 
     assert [None] * (len(step.prompts[0]) + step.sampled) == row["logprobs"]
     assert step.sampled == sum(row["mask"])
     assert [None] * step.sampled == responses["steps"][1]["rows"][0]["logprobs"]
-    assert 409 == responses["tinker"][0]
+    assert responses["tinker"][0] == 409
     assert "record.logprobs: off" in responses["tinker"][1]["error"]["message"]

@@ -44,7 +44,7 @@ async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed
 
     holds, acked = events(log, "claimed"), Counter(group for _, group in events(log, "acked"))
     assert groups == await names_done(proxy)
-    assert {1} == set(acked.values())
+    assert set(acked.values()) == {1}
     assert {0, 2} >= {count for (count,) in events(log, "exact")} >= {2}
     assert len(holds) > len(groups)  # consumers that were killed lost some of theirs
     check_leases(holds)
@@ -76,5 +76,5 @@ async def test_two_policies_take_each_group_once_although_consumers_and_a_proxy_
 
     assert dict.fromkeys(names, "done") == {name: await proxy.status(name) for name in names}
     assert dict.fromkeys(of_both, 1) == {**dict.fromkeys(of_both, 1), **Counter(g for _, g in events(log, "acked"))}
-    assert {(1.0, 0.0)} == {tuple(rewards) for _, rewards in events(log, "rewards")}
+    assert {tuple(rewards) for _, rewards in events(log, "rewards")} == {(1.0, 0.0)}
     check_leases(events(log, "claimed"))

@@ -82,7 +82,7 @@ async def test_killing_one_of_three_endpoints_fails_no_call(store, http, killabl
             await call_all(1)
 
     steps = {rollout: await stored_steps(store, rollout) for rollout in rollouts}
-    assert {9} == {len(of_rollout) for of_rollout in steps.values()}
+    assert {len(of_rollout) for of_rollout in steps.values()} == {9}
     assert all(step.exact for of_rollout in steps.values() for step in of_rollout)
     names = {rollout: [step.engine.name for step in of_rollout] for rollout, of_rollout in steps.items()}
     moved = [rollout for rollout in rollouts if names[rollout][0] == "e0"]

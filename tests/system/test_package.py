@@ -112,9 +112,9 @@ def test_the_wheel_contains_every_file_of_the_packages_and_a_registrys_metadata(
     expected = {str(path if path.parts[0] == "tokentape" else SERVER / path) for path in sources}
 
     assert expected | {str(SERVER / "__init__.py")} == names
-    assert ("tokentape", "Apache-2.0", ">=3.11", "text/markdown") == tuple(
+    assert tuple(
         metadata[name] for name in ("Name", "License-Expression", "Requires-Python", "Description-Content-Type")
-    )
+    ) == ("tokentape", "Apache-2.0", ">=3.11", "text/markdown")
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)} <= {
         *metadata.get_all("Classifier")
     }
@@ -137,7 +137,7 @@ def test_an_installed_wheel_serves_beside_modules_of_the_same_names(installed, t
     write_own_modules(tmp_path)
     command = [installed / way[0], *way[1:]]
 
-    assert "r1" == exported_by(command, tmp_path, "--workers", "2")["rollout_id"]
+    assert exported_by(command, tmp_path, "--workers", "2")["rollout_id"] == "r1"
 
 
 def test_an_installed_wheel_does_not_hide_modules_of_the_same_names(installed, tmp_path):
@@ -148,7 +148,7 @@ def test_an_installed_wheel_does_not_hide_modules_of_the_same_names(installed, t
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert ("", "<class 'tokentape.clients.Client'> installed installed\n") == (done.stderr, done.stdout)
+    assert (done.stderr, done.stdout) == ("", "<class 'tokentape.clients.Client'> installed installed\n")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_an_installed_wheel_does_not_hide_modules_of_the_same_names(installed, t
 )  # fmt: skip
 def test_imports_of_the_servers_packages_are_changed_in_a_wheel(source, expected):
     """In the statements only, wherever they are."""
-    assert expected == moved(source, "a.py")
+    assert moved(source, "a.py") == expected
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_release_is_checked_with_pythons_that_run():
     """pyenv has a command for each Python that it knows, also for those that do not run."""
     own = python_of(sys.version_info.minor)
 
-    assert own is None or 0 == subprocess.run([own, "-c", "import ensurepip"], check=False).returncode
+    assert own is None or subprocess.run([own, "-c", "import ensurepip"], check=False).returncode == 0
     assert python_of(999) is None
 
 
@@ -218,7 +218,7 @@ def test_no_page_and_no_message_installs_tokentape_from_a_registry():
 
     assert NAMES_THE_REGISTRY.search("pip install 'tokentape[client]'")
     assert NAMES_THE_REGISTRY.search("pip install --no-deps tokentape\n")
-    assert {} == found
+    assert found == {}
 
 
 def test_every_pinned_version_satisfies_the_requirements_of_the_installed_packages():
@@ -238,4 +238,4 @@ def test_every_pinned_version_satisfies_the_requirements_of_the_installed_packag
     ]
 
     assert len(pinned.keys() & installed.keys()) > 100
-    assert [] == sorted(wrong)
+    assert sorted(wrong) == []

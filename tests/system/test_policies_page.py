@@ -38,8 +38,8 @@ async def test_every_block_is_run_in_order(proxy, tmp_path):
     (versions,) = (text for language, text in printed if language == "python")
     exported, claimed = map(json.loads, [text for language, text in printed if language == "bash"][-2:])
 
-    assert "[('planner', '14'), ('coder', None), ('judge', None), ('default', None)]\n" == versions
-    assert ([], []) == (exported["rows"], claimed["groups"])
+    assert versions == "[('planner', '14'), ('coder', None), ('judge', None), ('default', None)]\n"
+    assert (exported["rows"], claimed["groups"]) == ([], [])
 
 
 async def test_the_policies_are_listed_as_the_page_shows(proxy, http):
@@ -56,16 +56,16 @@ async def test_calls_have_the_policies_of_the_table(proxy, store, http):
         async with http.post(
             url, json={"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         ) as response:
-            assert 200 == response.status
+            assert response.status == 200
 
-    assert {"planner", "planner-7b", "gpt-4o", "judge", "other"} == expected.keys()
-    assert expected == {model: (await stored_steps(store, model))[0].policy for model in expected}
+    assert expected.keys() == {"planner", "planner-7b", "gpt-4o", "judge", "other"}
+    assert {model: (await stored_steps(store, model))[0].policy for model in expected} == expected
 
 
 def test_the_default_policy_is_trained_with_the_second_settings_only():
     trained = [policies_of(settings["policies"]).trained for settings in (SETTINGS, WITH_DEFAULT)]
 
-    assert [("planner", "coder"), ("planner", "default")] == trained
+    assert trained == [("planner", "coder"), ("planner", "default")]
 
 
 def test_a_wrong_block_of_the_page_is_detected(tmp_path):

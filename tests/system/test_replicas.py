@@ -55,17 +55,17 @@ async def test_the_calls_of_one_rollout_may_go_to_different_replicas(urls, store
     for turn in range(9):
         body = {**BODY, "messages": messages}
         status, response = await send(http, "POST", f"{urls[turn % 3]}/rollouts/r1{CHAT}", json=body)
-        assert 200 == status
+        assert status == 200
         messages = [*messages, response["choices"][0]["message"], {"role": "user", "content": f"go on {turn}"}]
     alone = [f"{urls[n % 3]}/rollouts/r1{CHAT}" for n in range(30)]
     responses = await asyncio.gather(*(send(http, "POST", url, json=BODY) for url in alone))
     steps = await stored_steps(store, "r1")
     results = [await send(http, "GET", f"{url}/rollouts/r1{what}") for url in urls for what in ("", "/tree", "/steps")]
 
-    assert [200] * 30 == [status for status, _ in responses]
-    assert list(range(39)) == [step.index for step in steps]
-    assert 39 == len({step.step_id for step in steps})
-    assert 39 == (await stored_rollout(store, "r1")).counts["steps"]
+    assert [status for status, _ in responses] == [200] * 30
+    assert [step.index for step in steps] == list(range(39))
+    assert len({step.step_id for step in steps}) == 39
+    assert (await stored_rollout(store, "r1")).counts["steps"] == 39
     assert sum(step.sampled for step in steps) == (await stored_rollout(store, "r1")).counts["sampled_tokens"]
     shown = [{**response, "base_url": None} for status, response in results]
     assert shown[:3] == shown[3:6] == shown[6:]
@@ -86,9 +86,9 @@ async def test_the_policy_version_and_the_pause_apply_to_all_replicas(urls, stor
         while (await send(http, "POST", f"{urls[2]}/rollouts/r1{CHAT}", json=BODY))[0] != 200:
             pass
 
-    assert ["v0"] * 3 + ["v1"] * 3 + ["v2"] * 3 == versions
-    assert 200 == paused[0]
-    assert [429] * 3 == refused
+    assert versions == ["v0"] * 3 + ["v1"] * 3 + ["v2"] * 3
+    assert paused[0] == 200
+    assert refused == [429] * 3
 
 
 async def test_max_steps_applies_to_all_replicas_and_counts_calls_in_flight(urls, store, engine, http):
@@ -101,10 +101,10 @@ async def test_max_steps_applies_to_all_replicas_and_counts_calls_in_flight(urls
         calls = [send(http, "POST", f"{urls[n % 3]}/rollouts/{name}{CHAT}", json=BODY) for n in range(50)]
         statuses = Counter(status for status, _ in await asyncio.gather(*calls))
 
-        assert {200: 5, 429: 45} == statuses
-        assert 5 == len(engine.requests) - before == len(await stored_steps(store, name))
+        assert statuses == {200: 5, 429: 45}
+        assert len(engine.requests) - before == len(await stored_steps(store, name)) == 5
         rollout = await stored_rollout(store, name)
-        assert ("limited", 5) == (rollout.status, rollout.counts["steps"])
+        assert (rollout.status, rollout.counts["steps"]) == ("limited", 5)
 
 
 async def test_replicas_that_take_turns_continue_one_sequence(replica):
@@ -119,9 +119,9 @@ async def test_replicas_that_take_turns_continue_one_sequence(replica):
         rows = [await one.rows("r1") for one in replicas]
         await replicas[0].check_bridges("r1")
 
-    assert [None, *["sent"] * 5] == continuations(steps)
+    assert continuations(steps) == [None, *["sent"] * 5]
     assert all(step.exact for step in steps)
-    assert 1 == len(rows[0])
+    assert len(rows[0]) == 1
     assert rows[0] == rows[1]
 
 
@@ -137,6 +137,6 @@ async def test_a_rollout_is_continued_after_a_restart_between_its_turns(replica)
         steps, rows = await second.steps("r1"), await second.rows("r1")
         counts = await second.counts()
 
-    assert [None, *["sent"] * 5] == continuations(steps)
-    assert 1 == len(rows)
-    assert 3 == counts["continued"] + counts["unchanged"]
+    assert continuations(steps) == [None, *["sent"] * 5]
+    assert len(rows) == 1
+    assert counts["continued"] + counts["unchanged"] == 3

@@ -64,9 +64,9 @@ async def test_the_program_ends_twice_and_trains_each_group_once(store):
         groups = {group["group_id"]: group["status"] async for group in client.groups()}
         trained = [line.split()[:2] for lines in printed for line in lines]
 
-        assert "6" == (await client.policy())["version"]
+        assert (await client.policy())["version"] == "6"
         assert {group for group, _ in trained} == {group for group, status in groups.items() if status == "done"}
-        assert 6 * 2 * 4 == len(trained) == len({rollout for _, rollout in trained})
+        assert len(trained) == len({rollout for _, rollout in trained}) == 6 * 2 * 4
         assert any("~1" in rollout for _, rollout in trained)
         assert len(groups) <= 12 + 2 * 4
 
@@ -94,10 +94,10 @@ async def test_the_program_can_be_started_again_after_it_died_in_a_weight_update
     ):
         program = (AGENTS + TRAINER.replace(UPDATE, DYING)).replace("http://127.0.0.1:8400", served.url)
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.DEVNULL)
-        assert 9 == await process.wait()
+        assert await process.wait() == 9
         statuses = [group["status"] async for group in client.groups()]
         printed = await asyncio.to_thread(run, served.url, 0)
 
-        assert 2 == statuses.count("claimed")
-        assert "3" == (await client.policy())["version"]
-        assert 3 * 2 * 4 == len({line.split()[1] for line in printed})
+        assert statuses.count("claimed") == 2
+        assert (await client.policy())["version"] == "3"
+        assert len({line.split()[1] for line in printed}) == 3 * 2 * 4

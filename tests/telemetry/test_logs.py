@@ -30,7 +30,7 @@ def test_a_json_line_is_one_object_with_level_message_and_fields():
     line = orjson.loads(JsonLines().format(record()))
 
     assert FIELDS.items() <= line.items()
-    assert ("info", "call") == (line["level"], line["message"])
+    assert (line["level"], line["message"]) == ("info", "call")
 
 
 def test_an_exception_is_in_text_and_json_lines():
@@ -52,7 +52,7 @@ def test_set_up_logs_to_standard_error_at_the_configured_level(capsys):
     finally:
         LOG.handlers, LOG.level, LOG.propagate = before[0], before[1], before[2]
 
-    assert ["loud"] == [orjson.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert [orjson.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == ["loud"]
 
 
 def test_a_sample_has_about_its_share_of_names_and_each_smaller_sample():

@@ -52,8 +52,9 @@ def test_durations_and_sizes_end_in_their_unit():
         "mismatch_abs_mean",
     )
 
-    assert {"seconds", "tokens"} == {
-        unit for name, unit in units.items() if name.removeprefix("tokentape_") not in bare
+    assert {unit for name, unit in units.items() if name.removeprefix("tokentape_") not in bare} == {
+        "seconds",
+        "tokens",
     }
 
 
@@ -98,7 +99,7 @@ def test_the_store_is_up_at_first():
     registry = CollectorRegistry()
     make_metrics(registry)
 
-    assert 1.0 == registry.get_sample_value("tokentape_store_up")
+    assert registry.get_sample_value("tokentape_store_up") == 1.0
 
 
 def test_the_series_of_a_removed_engine_are_dropped():

@@ -48,7 +48,7 @@ async def test_the_supervisor_s_metrics_are_added(workers, tmp_path):
     metrics, worker = await workers(0)
     metrics.waiting_connections.set(2)
     async with server:
-        assert 7 == await value_of(worker, name)
+        assert await value_of(worker, name) == 7
 
 
 async def test_any_worker_returns_the_sum_of_all(workers):
@@ -62,13 +62,13 @@ async def test_any_worker_returns_the_sum_of_all(workers):
     for _ in range(2):
         for _, any_of_them in started:
             shown = await any_of_them.exposition()
-            assert 6 == value_in(shown, 'tokentape_calls_total{dialect="chat",engine="e",status="200"}')
+            assert value_in(shown, 'tokentape_calls_total{dialect="chat",engine="e",status="200"}') == 6
             labels = 'dialect="chat",engine="e"'
             bucket = f'tokentape_call_duration_seconds_bucket{{{labels},le="0.025",status="200"}}'
-            assert 2 == value_in(shown, bucket)
-            assert 3 == value_in(shown, f'tokentape_call_duration_seconds_count{{{labels},status="200"}}')
-            assert 6 == value_in(shown, "tokentape_in_flight_calls")
-            assert 3 == value_in(shown, "tokentape_workers")
+            assert value_in(shown, bucket) == 2
+            assert value_in(shown, f'tokentape_call_duration_seconds_count{{{labels},status="200"}}') == 3
+            assert value_in(shown, "tokentape_in_flight_calls") == 6
+            assert value_in(shown, "tokentape_workers") == 3
 
 
 async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):
@@ -81,9 +81,9 @@ async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):
     first.oldest_call_age_seconds.set(1)
     other.oldest_call_age_seconds.set(7)
 
-    assert (1, 0) == (both_up, await value_of(totals, "tokentape_store_up"))
-    assert 1 == await value_of(totals, 'tokentape_engine_healthy{engine="e"}')
-    assert 7 == await value_of(totals, "tokentape_oldest_call_age_seconds")
+    assert (both_up, await value_of(totals, "tokentape_store_up")) == (1, 0)
+    assert await value_of(totals, 'tokentape_engine_healthy{engine="e"}') == 1
+    assert await value_of(totals, "tokentape_oldest_call_age_seconds") == 7
 
 
 async def test_a_replaced_worker_continues_the_last_known_counters(workers):
@@ -102,9 +102,9 @@ async def test_a_replaced_worker_continues_the_last_known_counters(workers):
     new, last = await workers(1)
     counts.append(await value_of(last, "tokentape_undelivered_steps_total"))
 
-    assert [11, 11, 111, 111, 111] == counts
-    assert 0 == flying
-    assert 2 == await value_of(totals, "tokentape_workers_missing_total")
+    assert counts == [11, 11, 111, 111, 111]
+    assert flying == 0
+    assert await value_of(totals, "tokentape_workers_missing_total") == 2
 
 
 async def test_a_worker_that_does_not_respond_is_counted_as_missing(workers, tmp_path, monkeypatch):
@@ -120,9 +120,9 @@ async def test_a_worker_that_does_not_respond_is_counted_as_missing(workers, tmp
 
     silent = await asyncio.start_unix_server(ignore, tmp_path / "1.sock")
 
-    assert 3 == await value_of(worker, "tokentape_undelivered_steps_total")
-    assert 1 == await value_of(worker, "tokentape_workers")
-    assert 3 == await value_of(worker, "tokentape_workers_missing_total")
+    assert await value_of(worker, "tokentape_undelivered_steps_total") == 3
+    assert await value_of(worker, "tokentape_workers") == 1
+    assert await value_of(worker, "tokentape_workers_missing_total") == 3
     over.set()
     silent.close()
 
@@ -140,7 +140,7 @@ async def test_a_slow_worker_does_not_look_restarted(tmp_path):
     before = await value_of(oldest, "process_start_time_seconds")
     await youngest.close()
 
-    assert (200, 200) == (before, await value_of(oldest, "process_start_time_seconds"))
+    assert (before, await value_of(oldest, "process_start_time_seconds")) == (200, 200)
     await oldest.close()
 
 
@@ -151,8 +151,8 @@ async def test_a_single_process_returns_its_own_metrics(tmp_path):
     alone = WorkerMetrics(registry, make_metrics(CollectorRegistry()))
     await alone.start()
 
-    assert 1 == await value_of(alone, "tokentape_undelivered_steps_total")
-    assert 1 == await value_of(alone, "tokentape_workers")
+    assert await value_of(alone, "tokentape_undelivered_steps_total") == 1
+    assert await value_of(alone, "tokentape_workers") == 1
     await alone.close()
 
 
@@ -190,7 +190,7 @@ async def test_old_windows_of_versions_end_in_the_sum_of_all_workers(workers):
     (first, totals), (second, _) = await workers(0), await workers(1)
     reward(first, 5)
     reward(second, 5, 3)
-    assert 4 == windows_of((await totals.exposition()).decode())[0]
+    assert windows_of((await totals.exposition()).decode())[0] == 4
     for version in range(100, 190, 10):
         reward(first, version)
     shown = windows_of((await totals.exposition()).decode())
@@ -206,12 +206,12 @@ async def test_a_worker_takes_over_the_windows_of_the_previous_one_and_ends_them
     await totals.close()
     after, totals = await workers(0)
     reward(after, 120)
-    assert 3 == windows_of((await totals.exposition()).decode())[120]
+    assert windows_of((await totals.exposition()).decode())[120] == 3
     for version in range(200, 300, 10):
         reward(after, version)
     shown = windows_of((await totals.exposition()).decode())
 
-    assert (False, 10) == (120 in shown, len(shown))
+    assert (120 in shown, len(shown)) == (False, 10)
 
 
 async def test_the_windows_of_an_earlier_run_end_in_every_worker(workers):
@@ -223,4 +223,4 @@ async def test_the_windows_of_an_earlier_run_end_in_every_worker(workers):
         metrics.reward_windows.announced = lambda: {"default": (0, "2")}
     reward(first, 2)
 
-    assert {0: 1, 10: 0} == windows_of((await totals.exposition()).decode())
+    assert windows_of((await totals.exposition()).decode()) == {0: 1, 10: 0}

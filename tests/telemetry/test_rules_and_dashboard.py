@@ -55,7 +55,7 @@ def expectations(alert: str) -> list[dict]:
 def test_rules_and_panels_use_existing_metrics():
     used = {name for expression in [*SHOWN, *(rule["expr"] for rule in ALL_RULES)] for name in names_in(expression)}
 
-    assert set() == used - exposed_names() - RECORDED
+    assert used - exposed_names() - RECORDED == set()
 
 
 def test_every_metric_is_on_the_dashboard():
@@ -63,14 +63,14 @@ def test_every_metric_is_on_the_dashboard():
     used = {name for expression in SHOWN for name in names_in(expression)}
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed_names()}
 
-    assert set() == families - {re.sub(r"_bucket$", "", name) for name in used}
+    assert families - {re.sub(r"_bucket$", "", name) for name in used} == set()
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_has_a_severity_a_description_and_a_runbook(rule):
     """The runbook URL has an existing anchor of docs/monitoring.md."""
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-    assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert (RUNBOOK_URL, rule["alert"].lower()) == (page, anchor)
     assert anchor in anchors_of(RUNBOOK)

@@ -51,7 +51,7 @@ def test_attributes_have_the_names_of_the_conventions():
     names = set(re.findall(r'"(gen_ai\.[\w.]+)"', source))
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
 
-    assert 20 < len(names)
+    assert len(names) > 20
     assert set() == names - known
 
 
@@ -106,13 +106,17 @@ def test_only_what_was_sent_is_an_attribute_of_the_request():
     """The engine's own defaults are in the step, not in the span."""
     found = request_attributes(plan_of(CHAT, {"messages": HELLO, "n": 1, "max_tokens": 5, "max_completion_tokens": 4}))
 
-    assert {"gen_ai.provider.name": "vllm", "tokentape.engine": "e", "gen_ai.request.max_tokens": 4} == found
+    assert found == {"gen_ai.provider.name": "vllm", "tokentape.engine": "e", "gen_ai.request.max_tokens": 4}
 
 
 def test_an_engine_of_an_unknown_type_is_a_provider_of_openais_api():
-    assert ["vllm", "sglang", "llamacpp", "openai", "openai"] == list(
-        map(provider, ["vllm", "sglang", "llamacpp", "plain", "auto"])
-    )
+    assert list(map(provider, ["vllm", "sglang", "llamacpp", "plain", "auto"])) == [
+        "vllm",
+        "sglang",
+        "llamacpp",
+        "openai",
+        "openai",
+    ]
 
 
 def test_tokens_are_counted_from_the_usage_or_else_from_the_recorded_ids():
@@ -125,18 +129,18 @@ def test_tokens_are_counted_from_the_usage_or_else_from_the_recorded_ids():
     )
     details = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 2}}
     found = step_attributes(replace(step, usage={"prompt_tokens": 9, **details}), content=False)
-    assert (9, 3, 2) == tuple(
+    assert tuple(
         found[f"gen_ai.usage.{name}"] for name in ("input_tokens", "cache_read.input_tokens", "reasoning.output_tokens")
-    )
+    ) == (9, 3, 2)
 
 
 def test_the_error_of_a_step():
     _, _, step = play(plan_of(CHAT, {"model": "tiny", "messages": HELLO}), load("chat_ids_lp"))
 
-    assert ("429", None) == error_of_step(None, 429)
-    assert ("404", None) == error_of_step(replace(step, status="error", response={"status": 404}), 200)
-    assert ("502", None) == error_of_step(replace(step, status="error", response=None), 502)
-    assert ("aborted", "why") == error_of_step(replace(step, status="partial", reason="why"), 200)
+    assert error_of_step(None, 429) == ("429", None)
+    assert error_of_step(replace(step, status="error", response={"status": 404}), 200) == ("404", None)
+    assert error_of_step(replace(step, status="error", response=None), 502) == ("502", None)
+    assert error_of_step(replace(step, status="partial", reason="why"), 200) == ("aborted", "why")
     assert error_of_step(step, 200) is None
 
 
@@ -160,8 +164,8 @@ def test_texts_tool_calls_and_their_results_are_parts():
         {"role": "tool", "tool_call_id": "c1", "content": "found"},
     )
 
-    assert 0 == omitted
-    assert [
+    assert omitted == 0
+    assert messages == [
         {"role": "system", "parts": [{"type": "text", "content": "be kind"}]},
         {
             "role": "user",
@@ -175,7 +179,7 @@ def test_texts_tool_calls_and_their_results_are_parts():
             ],
         },
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "found"}]},
-    ] == messages
+    ]
 
 
 def test_the_prompt_of_a_completion_is_a_message_of_the_user():
@@ -187,22 +191,22 @@ def test_the_prompt_of_a_completion_is_a_message_of_the_user():
         response={"choices": [{"text": "c"}]},
     )
 
-    assert ["a", "b"] == [message["parts"][0]["content"] for message in orjson.loads(input_messages(step)[0])]
-    assert [{"role": "assistant", "parts": [{"type": "text", "content": "c"}]}] == orjson.loads(output_messages(step))
+    assert [message["parts"][0]["content"] for message in orjson.loads(input_messages(step)[0])] == ["a", "b"]
+    assert orjson.loads(output_messages(step)) == [{"role": "assistant", "parts": [{"type": "text", "content": "c"}]}]
 
 
 def test_arguments_that_are_no_json_are_text():
     call = {"function": {"name": "f", "arguments": "{cut"}}
     messages, _ = inputs({"role": "assistant", "tool_calls": [call, {"function": None}, 3]})
 
-    assert [{"type": "tool_call", "id": None, "name": "f", "arguments": "{cut"}] == messages[0]["parts"]
+    assert messages[0]["parts"] == [{"type": "tool_call", "id": None, "name": "f", "arguments": "{cut"}]
 
 
 def test_tools_are_defined_by_name_description_and_parameters():
     tools = [{"type": "function", "function": {"name": "f", "description": "d", "strict": True}}, "odd"]
     step = replace(STEP, request={"messages": [], "tools": tools}, sent={})
 
-    assert [{"type": "function", "name": "f", "description": "d"}] == orjson.loads(tool_definitions(step))
+    assert orjson.loads(tool_definitions(step)) == [{"type": "function", "name": "f", "description": "d"}]
     assert tool_definitions(replace(STEP, request={"messages": []}, sent={})) is None
     long = [{"function": {"name": "f", "description": "d" * MAX_BYTES}}]
     assert tool_definitions(replace(STEP, request={"tools": long}, sent={})) is None
@@ -211,15 +215,15 @@ def test_tools_are_defined_by_name_description_and_parameters():
 def test_the_newest_messages_are_kept_and_the_number_of_the_others_is_returned():
     messages, omitted = inputs(*({"role": "user", "content": f"{number}" + "x" * 10_000} for number in range(20)))
 
-    assert 20 == len(messages) + omitted
-    assert 6 == len(messages)
+    assert len(messages) + omitted == 20
+    assert len(messages) == 6
     assert messages[-1]["parts"][0]["content"].startswith("19x")
 
 
 def test_a_long_text_is_cut():
     messages, _ = inputs({"role": "user", "content": "x" * 10**6})
 
-    assert MAX_TEXT == len(messages[0]["parts"][0]["content"])
+    assert len(messages[0]["parts"][0]["content"]) == MAX_TEXT
     assert messages[0]["parts"][0]["content"].endswith("x…")
 
 
@@ -228,11 +232,11 @@ def test_an_image_in_the_request_is_not_exported():
         {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9999}}]}
     )
 
-    assert 256 == len(messages[0]["parts"][0]["uri"])
+    assert len(messages[0]["parts"][0]["uri"]) == 256
 
 
 def test_a_surrogate_is_replaced():
-    assert "a?b" == clean("a\ud800b")
+    assert clean("a\ud800b") == "a?b"
 
 
 @given(odd_steps())

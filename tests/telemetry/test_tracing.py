@@ -63,7 +63,7 @@ async def test_spans_that_are_left_are_exported_before_the_end(metrics):
         await tracing.close()
 
     assert {f"span {number}" for number in range(600)} == {span.name for span in collector.spans}
-    assert 600 == len(collector.spans)
+    assert len(collector.spans) == 600
 
 
 async def test_a_path_of_the_endpoint_is_used_unchanged(metrics):
@@ -88,7 +88,7 @@ async def test_standard_variables_set_names_headers_and_sampler(metrics, monkeyp
         await tracing.close()
 
     assert 0 < len(collector.spans) < 200
-    assert "Basic abc" == collector.headers[0]["authorization"]
+    assert collector.headers[0]["authorization"] == "Basic abc"
     assert {"service.name": "train", "deployment.environment.name": "lab"}.items() <= collector.resources[0].items()
 
 
@@ -106,12 +106,12 @@ async def test_an_outage_is_logged_once_and_its_spans_are_counted(metrics, caplo
         tracing.tracer.start_span("kept").end()
         await tracing.close()
 
-    assert ["kept"] == [span.name for span in collector.spans]
+    assert [span.name for span in collector.spans] == ["kept"]
     messages = [record.message for record in caplog.records if record.name == LOG.name]
-    assert 2 == len(messages), messages
+    assert len(messages) == 2, messages
     assert "Traces are not exported; calls are not affected" in messages[0]
     assert "400" in messages[0]
-    assert "Traces are exported again" == messages[1]
+    assert messages[1] == "Traces are exported again"
 
 
 async def test_a_collector_that_is_unreachable_is_logged_once_and_does_not_delay_the_end(metrics, caplog):
@@ -120,10 +120,10 @@ async def test_a_collector_that_is_unreachable_is_logged_once_and_does_not_delay
     async with asyncio.timeout(50):
         await tracing.close()
 
-    assert 1 == sum("Traces are not exported" in record.message for record in caplog.records)
-    assert [] == [
+    assert sum("Traces are not exported" in record.message for record in caplog.records) == 1
+    assert [
         record for record in caplog.records if record.name.startswith("opentelemetry") and record.name == "root"
-    ]
+    ] == []
 
 
 async def test_the_end_does_not_wait_for_a_collector_that_does_not_respond(metrics, caplog, monkeypatch):
@@ -150,7 +150,7 @@ async def test_spans_beyond_the_limit_are_dropped_and_counted(metrics, content, 
     gate.proceed.set()
     await tracing.close()
 
-    assert 10 == dropped(metrics, "queue_full")
+    assert dropped(metrics, "queue_full") == 10
     assert limit == len(gate.names)
 
 

@@ -35,7 +35,7 @@ def test_the_next_window_begins_before_its_first_reward():
     series = Series()
     series.windows.of("default", "7")
 
-    assert {("default", "0-9"), ("default", "10-19")} == series.live
+    assert series.live == {("default", "0-9"), ("default", "10-19")}
 
 
 def test_versions_older_than_all_windows_are_counted_together():
@@ -45,7 +45,7 @@ def test_versions_older_than_all_windows_are_counted_together():
     for version in range(100, 200):
         series.windows.of("default", str(version))
 
-    assert (OLDER, "120-129") == tuple(series.windows.of("default", version) for version in ("5", "120"))
+    assert tuple(series.windows.of("default", version) for version in ("5", "120")) == (OLDER, "120-129")
     assert ("default", "0-9") not in series.live
 
 
@@ -89,8 +89,8 @@ def test_the_windows_of_an_earlier_run_end_when_a_lower_version_is_announced():
         series.windows.announced = lambda announced=announced: dict.fromkeys(("default", "other"), (0, announced))
         series.windows.settle()
 
-        assert expected == len(series.live)
-    assert "0-9" == series.windows.of("default", "3")
+        assert len(series.live) == expected
+    assert series.windows.of("default", "3") == "0-9"
 
 
 def test_the_windows_of_an_earlier_epoch_end_when_a_new_one_begins():
@@ -102,11 +102,11 @@ def test_the_windows_of_an_earlier_epoch_end_when_a_new_one_begins():
         if shown_first == "announcement":
             series.windows.announced = lambda: {"default": (2, "121")}
             series.windows.settle()
-            assert set() == series.live
+            assert series.live == set()
 
-        assert "120-129" == series.windows.of("default", "121", 2)
-        assert OLDER == series.windows.of("default", "125", 1)
-        assert {("default", "120-129"), ("default", "130-139")} == series.live
+        assert series.windows.of("default", "121", 2) == "120-129"
+        assert series.windows.of("default", "125", 1) == OLDER
+        assert series.live == {("default", "120-129"), ("default", "130-139")}
 
 
 def test_windows_that_a_worker_takes_over_continue_in_their_epoch():
@@ -115,13 +115,13 @@ def test_windows_that_a_worker_takes_over_continue_in_their_epoch():
     series.windows.announced = lambda: {"default": (3, "125")}
     series.windows.settle()
 
-    assert {("default", "120-129")} == series.live
+    assert series.live == {("default", "120-129")}
 
 
 @given(st.integers(0, 10**16))
 def test_a_label_names_its_window(window):
     assert window == window_of(label_of(window))
-    assert (None, None) == (window_of(UNKNOWN), window_of(OLDER))
+    assert (window_of(UNKNOWN), window_of(OLDER)) == (None, None)
 
 
 def test_labels_that_are_no_windows_are_always_shown():

@@ -31,9 +31,9 @@ async def test_a_batch_is_acknowledged_when_the_loop_continues(client, server):
     seen = [(batch.batch_id, batch.groups, server.ended()) async for batch in batches]
 
     assert [("b1", [group("g1"), group("g2")], []), ("b2", [group("g3")], ["ack b1"])] == seen
-    assert ["ack b1", "ack b2"] == server.ended()
+    assert server.ended() == ["ack b1", "ack b2"]
     claims = [request[1] for request in server.requests if request[0] == "claim"]
-    assert 1 == len({claim.pop("instance") for claim in claims})
+    assert len({claim.pop("instance") for claim in claims}) == 1
     assert claims[0] == {
         "consumer": "c", "groups": 2, "wait_s": 0, "lease_s": 30, "heartbeat_s": 10, "format": "trl", "order": "oldest",
     }  # fmt: skip
@@ -44,8 +44,8 @@ async def test_each_claim_has_the_policy_of_the_batches(client, server):
     await client.claim_batch(consumer="c", groups=1, policy="coder", wait_s=0)
     seen = [batch async for batch in client.batches(consumer="c", groups=1, policy="planner", wait_s=0)]
 
-    assert [] == seen
-    assert ["coder", "planner"] == [request[1]["policy"] for request in server.requests if request[0] == "claim"]
+    assert seen == []
+    assert [request[1]["policy"] for request in server.requests if request[0] == "claim"] == ["coder", "planner"]
 
 
 async def test_a_batch_is_released_when_the_body_raises(client, server):
@@ -56,7 +56,7 @@ async def test_a_batch_is_released_when_the_body_raises(client, server):
             async for _ in batches:
                 1 / 0  # noqa: B018
 
-    assert ["release b1"] == server.ended()
+    assert server.ended() == ["release b1"]
 
 
 async def test_an_error_of_the_release_does_not_replace_the_exception_of_the_body(client, server):
@@ -89,7 +89,7 @@ async def test_a_batch_that_the_body_releases_is_not_acknowledged(client, server
         if batch.groups[0]["group_id"] == "g1":
             await batch.release()
 
-    assert ["release b1", "ack b2"] == server.ended()
+    assert server.ended() == ["release b1", "ack b2"]
 
 
 async def test_the_lease_is_extended_while_the_body_runs(client, server):
@@ -100,8 +100,8 @@ async def test_the_lease_is_extended_while_the_body_runs(client, server):
         assert not batch.is_lost
 
     assert ("extend", "b1", {"lease_s": 0.03}) in server.requests
-    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "TaskHeartbeat._run"]
-    assert "ack" == [request[0] for request in server.requests if request[0] != "claim"][-1]
+    assert [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "TaskHeartbeat._run"] == []
+    assert [request[0] for request in server.requests if request[0] != "claim"][-1] == "ack"
 
 
 async def test_a_lost_lease_sets_is_lost_and_raises_at_the_end_of_the_body(client, server):
@@ -113,7 +113,7 @@ async def test_a_lost_lease_sets_is_lost_and_raises_at_the_end_of_the_body(clien
             while not batch.is_lost:  # the response is on its way
                 await asyncio.sleep(0)
 
-    assert 1 == sum(request[0] == "extend" for request in server.requests)
+    assert sum(request[0] == "extend" for request in server.requests) == 1
 
 
 async def test_the_error_of_a_partly_lost_batch_names_the_lost_groups(client, server):
@@ -125,8 +125,8 @@ async def test_the_error_of_a_partly_lost_batch_names_the_lost_groups(client, se
             while not batch.is_lost:  # the response is on its way
                 await asyncio.sleep(0)
 
-    assert (409, "lease_lost") == (caught.value.status, caught.value.code)
-    assert ["ack b1"] == server.ended()
+    assert (caught.value.status, caught.value.code) == (409, "lease_lost")
+    assert server.ended() == ["ack b1"]
 
 
 async def test_a_lost_lease_raises_at_the_next_step_of_the_body(client, server, caplog):
@@ -142,10 +142,10 @@ async def test_a_lost_lease_raises_at_the_next_step_of_the_body(client, server, 
         for step in (batch.check, lambda: batch.groups):
             with pytest.raises(ClientError, match="another consumer claimed g2") as caught:
                 step()
-            assert (409, "lease_lost") == (caught.value.status, caught.value.code)
+            assert (caught.value.status, caught.value.code) == (409, "lease_lost")
         assert sent == len(server.requests)
 
-    assert ["release b1"] == server.ended()
+    assert server.ended() == ["release b1"]
     assert [batch.batch_id in record.message for record in caplog.records if "is lost" in record.message] == [True]
 
 
@@ -165,7 +165,7 @@ async def test_a_lease_that_cannot_be_extended_for_its_whole_time_is_lost(client
         with pytest.raises(ClientError, match="no store"):
             batch.check()
 
-    assert ["ack b1"] == server.ended()
+    assert server.ended() == ["ack b1"]
 
 
 @pytest.mark.parametrize(("lease_s", "heartbeat_s"), [(30, 10), (60, 20), (600, 20)])
@@ -179,7 +179,7 @@ async def test_a_claim_has_the_interval_of_its_heartbeat(client, server, lease_s
 
 def test_a_partly_lost_batch_has_the_error_code_of_the_proxy():
     """The client raises it for a response with status 200, the proxy for a batch that is lost as a whole."""
-    assert LEASE_LOST == errors.LeaseLost.code
+    assert errors.LeaseLost.code == LEASE_LOST
 
 
 async def test_a_heartbeat_that_fails_once_does_not_lose_the_lease(client, server, engine, monkeypatch):
@@ -199,7 +199,7 @@ async def test_a_heartbeat_that_fails_once_does_not_lose_the_lease(client, serve
         await server.extended.wait()
         assert not batch.is_lost
 
-    assert ["ack b1"] == server.ended()
+    assert server.ended() == ["ack b1"]
 
 
 async def test_without_wait_s_the_loop_polls_until_a_group_is_available(client, server):
@@ -229,10 +229,10 @@ async def test_each_reason_why_groups_are_refused_or_dropped_is_logged_once(clie
     async for _ in client.batches(consumer="c", groups=1, wait_s=0):
         pass
 
-    assert [
+    assert [record.message for record in caplog.records if record.name == "tokentape.client"] == [
         "group g8 is refused: trl requires one sequence, and rollout 'r8' has 8",
         "group g7 is dropped: all its 4 rollouts have the same reward",
-    ] == [record.message for record in caplog.records if record.name == "tokentape.client"]
+    ]
 
 
 async def test_each_warning_of_claims_is_logged_once(client, server, caplog):
@@ -251,9 +251,9 @@ async def test_each_warning_of_claims_is_logged_once(client, server, caplog):
     async for _ in client.batches(consumer="c", groups=1, wait_s=0):
         pass
 
-    assert [
+    assert [record.message for record in caplog.records if record.name == "tokentape.client"] == [
         "3 of 9 trained tokens have wrong importance ratios (raw_temperature): sampled at temperature 0.7. To fix it: set 1"
-    ] == [record.message for record in caplog.records if record.name == "tokentape.client"]
+    ]
 
 
 @pytest.mark.parametrize("code", ["forked", "format"])
@@ -267,9 +267,9 @@ async def test_a_claim_in_which_the_format_refuses_every_group_raises_at_once(cl
         async for _ in client.batches(consumer="c", groups=1):
             pass
 
-    assert GROUPS_REFUSED == caught.value.code
-    assert 1 == len(server.requests)
-    assert [f"group g1 is refused: it is {code}"] == [record.message for record in caplog.records]
+    assert caught.value.code == GROUPS_REFUSED
+    assert len(server.requests) == 1
+    assert [record.message for record in caplog.records] == [f"group g1 is refused: it is {code}"]
 
 
 async def test_other_reasons_raise_after_stall_s(client, server):
@@ -281,21 +281,21 @@ async def test_other_reasons_raise_after_stall_s(client, server):
             pass
     waits = [request[1]["wait_s"] for request in server.requests]
 
-    assert 30 == waits[0]
+    assert waits[0] == 30
     assert all(wait <= 0.05 for wait in waits[1:])
 
 
 async def test_without_stall_s_a_loop_never_raises(client, server):
     server.refused = [refused("g1", "forked")]
 
-    assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=0, stall_s=None)]
+    assert [batch async for batch in client.batches(consumer="c", groups=1, wait_s=0, stall_s=None)] == []
 
 
 async def test_groups_that_can_still_be_claimed_are_no_stall(client, server):
     """An exact claim leaves them in the queue."""
     server.refused, server.other = [refused("g1", "forked")], 1
 
-    assert [] == [batch async for batch in client.batches(consumer="c", groups=2, exact=True, wait_s=0)]
+    assert [batch async for batch in client.batches(consumer="c", groups=2, exact=True, wait_s=0)] == []
 
 
 def claim(*codes, batch=None, available=None):
@@ -326,7 +326,7 @@ def hurried(server, monkeypatch):
 
 async def test_a_long_wait_is_split_into_claims(client, server, hurried):
     """The proxy accepts 600 s; the loop ends after `wait_s` in total."""
-    assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=100, stall_s=None)]
+    assert [batch async for batch in client.batches(consumer="c", groups=1, wait_s=100, stall_s=None)] == []
     waits = [request[1]["wait_s"] for request in server.requests]
     assert len(waits) > 1
     assert all(0 <= wait_s <= 30 for wait_s in waits)
@@ -337,11 +337,11 @@ async def test_a_wait_logs_what_it_waits_for(client, server, hurried, caplog):
     server.refused, server.other = [refused("g1", "no_reward")], 1
     server.open_groups = [{"group_id": f"o{number}", "finished": 3, "members": 4} for number in range(4)]
     options = {"consumer": "c", "groups": 2, "exact": True, "policy": "planner", "stall_s": None}
-    assert [] == [batch async for batch in client.batches(wait_s=300, **options)]
+    assert [batch async for batch in client.batches(wait_s=300, **options)] == []
     first = [record.message for record in caplog.records if "waiting" in record.message]
     caplog.clear()
     server.open_groups = None
-    assert [] == [batch async for batch in client.batches(wait_s=300, **options)]
+    assert [batch async for batch in client.batches(wait_s=300, **options)] == []
     second = [record.message for record in caplog.records if "waiting" in record.message]
 
     assert min(len(first), len(second)) >= 2
@@ -363,9 +363,9 @@ async def test_a_wait_without_wait_s_ends_with_its_reason(client, server, hurrie
     ) as caught:
         seen += [batch async for batch in client.batches(consumer="c", groups=1)]
 
-    assert "wait_timeout" == caught.value.code
-    assert ["ack b1"] == server.ended()
-    assert 7200 == MAX_WAIT_S
+    assert caught.value.code == "wait_timeout"
+    assert server.ended() == ["ack b1"]
+    assert MAX_WAIT_S == 7200
 
 
 def test_pending_rewards_are_no_stall(monkeypatch):
@@ -383,7 +383,7 @@ async def test_closing_the_generator_releases_the_batch(client, server):
     await anext(batches)
     await batches.aclose()
 
-    assert ["release b1"] == server.ended()
+    assert server.ended() == ["release b1"]
 
 
 @pytest.mark.parametrize(

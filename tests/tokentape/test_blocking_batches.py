@@ -41,7 +41,7 @@ async def test_a_batch_is_acknowledged_when_the_loop_continues(in_thread, batch_
         return [(batch.batch_id, batch.groups, batch_server.ended()) for batch in batches]
 
     assert [("b1", [group("g1"), group("g2")], []), ("b2", [group("g3")], ["ack b1"])] == await in_thread(work)
-    assert ["ack b1", "ack b2"] == batch_server.ended()
+    assert batch_server.ended() == ["ack b1", "ack b2"]
 
 
 async def test_the_lease_is_extended_by_a_thread_while_the_body_blocks(in_thread, batch_server):
@@ -59,13 +59,13 @@ async def test_the_lease_is_extended_by_a_thread_while_the_body_blocks(in_thread
     def work(client):
         for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
             assert extended.wait(10)
-            assert 1 == len(heartbeats())
+            assert len(heartbeats()) == 1
             assert not batch.is_lost
         return heartbeats()
 
-    assert [] == await in_thread(work)
+    assert await in_thread(work) == []
     assert ("extend", "b1", {"lease_s": 0.03}) in batch_server.requests
-    assert ["ack b1"] == batch_server.ended()
+    assert batch_server.ended() == ["ack b1"]
 
 
 async def test_a_lost_lease_sets_is_lost_and_raises_at_the_end_of_the_body(in_thread, batch_server):
@@ -79,7 +79,7 @@ async def test_a_lost_lease_sets_is_lost_and_raises_at_the_end_of_the_body(in_th
 
     with pytest.raises(ClientError, match="409 lease_lost"):
         await in_thread(work)
-    assert 1 == sum(request[0] == "extend" for request in batch_server.requests)
+    assert sum(request[0] == "extend" for request in batch_server.requests) == 1
 
 
 @pytest.mark.parametrize("end", ["break", "raise", "close"])
@@ -102,8 +102,8 @@ async def test_a_loop_that_is_left_releases_the_batch(in_thread, batch_server, e
 
     await in_thread(work)
 
-    assert ["release b1"] == batch_server.ended()
-    assert [] == heartbeats()
+    assert batch_server.ended() == ["release b1"]
+    assert heartbeats() == []
 
 
 async def test_a_claim_in_which_every_group_is_refused_raises(in_thread, batch_server):
@@ -142,5 +142,5 @@ async def test_each_claim_has_the_policy_of_the_batches(in_thread, batch_server)
         client.claim_batch(consumer="c", groups=1, policy="coder", wait_s=0)
         return list(client.batches(consumer="c", groups=1, policy="planner", wait_s=0))
 
-    assert [] == await in_thread(work)
-    assert ["coder", "planner"] == [request[1]["policy"] for request in batch_server.requests if request[0] == "claim"]
+    assert await in_thread(work) == []
+    assert [request[1]["policy"] for request in batch_server.requests if request[0] == "claim"] == ["coder", "planner"]

@@ -53,9 +53,9 @@ async def test_a_request_is_retried_after_retry_after(client_at, engine, delays,
     opened = await client.open_rollout("r1", model="policy")
     await client.close()
 
-    assert ROLLOUT == opened
-    assert [3.0, 0.5] == delays
-    assert [{"rollout_id": "r1", "model": "policy"}] * 3 == engine.requests
+    assert opened == ROLLOUT
+    assert delays == [3.0, 0.5]
+    assert engine.requests == [{"rollout_id": "r1", "model": "policy"}] * 3
 
 
 async def test_the_error_of_the_last_attempt_is_raised(client_at, engine, delays):
@@ -66,8 +66,8 @@ async def test_the_error_of_the_last_attempt_is_raised(client_at, engine, delays
         await client.rollout("r1")
     await client.close()
 
-    assert [1.0, 1.0] == delays
-    assert 3 == len(engine.requests)
+    assert delays == [1.0, 1.0]
+    assert len(engine.requests) == 3
 
 
 async def test_an_export_is_retried_before_its_first_row(client_at, engine, delays):
@@ -77,8 +77,8 @@ async def test_an_export_is_retried_before_its_first_row(client_at, engine, dela
     rows = await client.export()
     await client.close()
 
-    assert [{"row": 1}] == rows
-    assert [0.25] == delays
+    assert rows == [{"row": 1}]
+    assert delays == [0.25]
 
 
 async def test_a_permanent_error_is_not_retried(client_at, engine, delays):
@@ -89,10 +89,10 @@ async def test_a_permanent_error_is_not_retried(client_at, engine, delays):
         await client.open_rollout("r1")
     await client.close()
 
-    assert (409, "overloaded", "busy", "not now") == (
+    assert (
         caught.value.status, caught.value.type, caught.value.code, caught.value.message,
-    )  # fmt: skip
-    assert ([], 1) == (delays, len(engine.requests))
+    ) == (409, "overloaded", "busy", "not now")  # fmt: skip
+    assert (delays, len(engine.requests)) == ([], 1)
 
 
 async def test_a_failed_connection_is_retried(client_at, unused_tcp_port, delays):
@@ -102,8 +102,8 @@ async def test_a_failed_connection_is_retried(client_at, unused_tcp_port, delays
         await client.rollout("r1")
     await client.close()
 
-    assert (None, "connection_error", "unreachable") == (caught.value.status, caught.value.type, caught.value.code)
-    assert [0.25, 0.5] == delays
+    assert (caught.value.status, caught.value.type, caught.value.code) == (None, "connection_error", "unreachable")
+    assert delays == [0.25, 0.5]
 
 
 async def test_a_request_is_not_retried_if_its_connection_is_lost(client_at, engine, delays):
@@ -119,8 +119,8 @@ async def test_a_request_is_not_retried_if_its_connection_is_lost(client_at, eng
         await client.rollout("r1")
     await client.close()
 
-    assert "connection_lost" == caught.value.code
-    assert ([], 1) == (delays, len(engine.requests))
+    assert caught.value.code == "connection_lost"
+    assert (delays, len(engine.requests)) == ([], 1)
 
 
 async def test_rows_end_at_line_feeds_only(client_at, engine):
@@ -131,7 +131,7 @@ async def test_rows_end_at_line_feeds_only(client_at, engine):
     rows = await client.export()
     await client.close()
 
-    assert [row, {"row": 2}] == rows
+    assert rows == [row, {"row": 2}]
 
 
 async def test_an_export_raises_if_its_connection_is_lost(client_at, engine):
@@ -153,7 +153,7 @@ async def test_the_control_key_is_sent(client_at, simulated, store):
         await keyed.close()
         await unkeyed.close()
 
-    assert "r1" == opened["rollout_id"]
+    assert opened["rollout_id"] == "r1"
 
 
 async def test_rows_are_read_as_they_arrive(engine):
@@ -161,7 +161,7 @@ async def test_rows_are_read_as_they_arrive(engine):
     engine.streams([b'{"row": 1}\n{"row"', b": 2}\n"], then="hang")
     async with AsyncClient(engine.url) as client:
         rows = client.export()
-        assert [{"row": 1}, {"row": 2}] == [await anext(rows), await anext(rows)]
+        assert [await anext(rows), await anext(rows)] == [{"row": 1}, {"row": 2}]
         await rows.aclose()
         await engine.aborted.wait()
 
@@ -171,7 +171,7 @@ async def test_one_client_sends_concurrent_requests(url):
     async with AsyncClient(url) as client:
         opened = await asyncio.gather(*(client.open_rollout(f"r{number}") for number in range(20)))
 
-    assert 20 == len({rollout["api_key"] for rollout in opened})
+    assert len({rollout["api_key"] for rollout in opened}) == 20
 
 
 def test_both_clients_have_the_same_methods_and_arguments():
@@ -184,7 +184,7 @@ def test_both_clients_have_the_same_methods_and_arguments():
             if name[0] != "_" or name == "__init__"
         }
 
-    assert {"managed_server", "play_group", "play_rollout"} == methods(AsyncClient).keys() - methods(Client).keys()
+    assert methods(AsyncClient).keys() - methods(Client).keys() == {"managed_server", "play_group", "play_rollout"}
     assert methods(Client).items() <= methods(AsyncClient).items()
 
 
@@ -199,7 +199,7 @@ async def test_a_blocking_client_works_in_a_thread(url):
 
     opened, listed = await asyncio.to_thread(work)
 
-    assert [opened] == listed
+    assert listed == [opened]
 
 
 async def test_the_blocking_client_reads_rows_as_they_arrive(engine):
@@ -213,7 +213,7 @@ async def test_the_blocking_client_reads_rows_as_they_arrive(engine):
             rows.close()
             return first
 
-    assert ({"row": 1}, {"row": 2}) == await asyncio.to_thread(work)
+    assert await asyncio.to_thread(work) == ({"row": 1}, {"row": 2})
     await engine.aborted.wait()
 
 
@@ -226,7 +226,7 @@ async def test_a_request_of_the_blocking_client_without_a_response_times_out(eng
             client.rollout("r1")
         return caught.value.code
 
-    assert "connection_lost" == await asyncio.to_thread(work)
+    assert await asyncio.to_thread(work) == "connection_lost"
 
 
 @pytest.mark.parametrize("results", [[False], [True, True, False]])
@@ -243,7 +243,7 @@ async def test_a_task_ends_when_the_function_returns_false(results):
     await ended.wait()
     await heartbeat.stop()
 
-    assert [] == left
+    assert left == []
 
 
 async def test_a_stopped_task_does_not_call_the_function_again():
@@ -261,7 +261,7 @@ async def test_a_stopped_task_does_not_call_the_function_again():
     await heartbeat.stop()
     await asyncio.sleep(0)
 
-    assert [] == beats
+    assert beats == []
 
 
 def threads():
@@ -281,7 +281,7 @@ def test_a_thread_ends_when_the_function_returns_false(results):
         thread.join()
     run(heartbeat.stop())
 
-    assert [] == left
+    assert left == []
 
 
 def test_stopping_a_thread_waits_for_a_call_in_progress():
@@ -302,8 +302,8 @@ def test_stopping_a_thread_waits_for_a_call_in_progress():
     begun.wait()
     run(heartbeat.stop())
 
-    assert ["begun", "ended"] == beats
-    assert [] == threads()
+    assert beats == ["begun", "ended"]
+    assert threads() == []
 
 
 @pytest.mark.parametrize("key", ["secret\n", "secret\u20ac"])
@@ -321,7 +321,7 @@ async def played(url, monkeypatch, agent, **options):
     async with AsyncClient(url) as client:
         group_id = await client.play_group(2, agent, **options)
         rollouts = [rollout async for rollout in client.rollouts()]
-        assert {group_id} == {rollout["group_id"] for rollout in rollouts}
+        assert {rollout["group_id"] for rollout in rollouts} == {group_id}
         return await client.group(group_id), sorted(rollout["status"] for rollout in rollouts)
 
 
@@ -333,9 +333,9 @@ async def test_a_group_is_played_with_the_rewards_of_its_agents(url, monkeypatch
 
     group, statuses = await played(url, monkeypatch, agent)
 
-    assert "complete" == group["status"]
-    assert [0.0, 1.0] == sorted(member["reward"] for member in group["rollouts"])
-    assert ["completed"] * 2 == statuses
+    assert group["status"] == "complete"
+    assert sorted(member["reward"] for member in group["rollouts"]) == [0.0, 1.0]
+    assert statuses == ["completed"] * 2
 
 
 @pytest.mark.parametrize("error", [ValueError("the agent failed"), asyncio.CancelledError()])
@@ -350,8 +350,8 @@ async def test_an_agent_that_raises_runs_again_in_the_rollout_that_replaces_its_
 
     group, statuses = await played(url, monkeypatch, agent, replace=True)
 
-    assert "complete" == group["status"]
-    assert ["aborted", "completed", "completed"] == statuses
+    assert group["status"] == "complete"
+    assert statuses == ["aborted", "completed", "completed"]
 
 
 async def test_an_agent_that_hangs_is_cancelled_once_its_rollout_has_ended(url, monkeypatch):
@@ -368,8 +368,8 @@ async def test_an_agent_that_hangs_is_cancelled_once_its_rollout_has_ended(url, 
 
     async with AsyncClient(url) as client:
         assert None is await client.play_rollout(await client.open_rollout("r1", start_s=0.1), agent)
-        assert "aborted" == (await client.rollout("r1"))["status"]
-    assert ["r1"] == cancelled
+        assert (await client.rollout("r1"))["status"] == "aborted"
+    assert cancelled == ["r1"]
 
 
 async def test_an_agent_that_always_fails_ends_with_its_group(url, monkeypatch):
@@ -380,8 +380,8 @@ async def test_an_agent_that_always_fails_ends_with_its_group(url, monkeypatch):
 
     group, statuses = await played(url, monkeypatch, agent, replace=1)
 
-    assert "complete" == group["status"]
-    assert ["aborted"] * 4 == statuses
+    assert group["status"] == "complete"
+    assert statuses == ["aborted"] * 4
 
 
 async def test_a_rollout_is_played_until_it_is_deleted_or_completed(url, monkeypatch):
@@ -399,7 +399,7 @@ async def test_a_rollout_is_played_until_it_is_deleted_or_completed(url, monkeyp
             assert (None if name == "deleted" else name) == await client.play_rollout(
                 await client.open_rollout(name), agent
             )
-        assert 0.5 == (await client.rollout("kept"))["reward"]
+        assert (await client.rollout("kept"))["reward"] == 0.5
 
 
 @pytest.mark.parametrize("reward", [True, Fraction(1, 2), np.float32(0.5)])
@@ -410,7 +410,7 @@ async def test_a_reward_may_be_any_number(url, reward):
         return reward
 
     async with AsyncClient(url) as client:
-        assert "r1" == await client.play_rollout(await client.open_rollout("r1"), agent)
+        assert await client.play_rollout(await client.open_rollout("r1"), agent) == "r1"
         assert float(reward) == (await client.rollout("r1"))["reward"]
 
 
@@ -435,9 +435,9 @@ async def test_a_rollout_whose_finish_is_lost_is_completed(url, monkeypatch, is_
         return 0.5
 
     async with AsyncClient(url) as client:
-        assert "r1" == await client.play_rollout(await client.open_rollout("r1"), agent)
+        assert await client.play_rollout(await client.open_rollout("r1"), agent) == "r1"
         rollout = await client.rollout("r1")
-    assert ("completed", 0.5) == (rollout["status"], rollout["reward"])
+    assert (rollout["status"], rollout["reward"]) == ("completed", 0.5)
 
 
 async def test_a_reward_that_is_no_number_aborts_the_rollout(url):
@@ -448,4 +448,4 @@ async def test_a_reward_that_is_no_number_aborts_the_rollout(url):
 
     async with AsyncClient(url) as client:
         assert None is await client.play_rollout(await client.open_rollout("r1"), agent)
-        assert "aborted" == (await client.rollout("r1"))["status"]
+        assert (await client.rollout("r1"))["status"] == "aborted"

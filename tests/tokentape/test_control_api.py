@@ -22,10 +22,10 @@ async def test_opening_reading_patching_and_finishing_return_the_rollout(client,
     patched = await client.patch_rollout("r1", reward=0.5, step_rewards={step_id: 1.0})
     finished = await client.finish_rollout("r1", "failed", metadata={"why": "late"})
 
-    assert ("open", {"task": "sum"}, "g1") == (opened["status"], opened["metadata"], opened["group_id"])
-    assert (1, 1) == (read["counts"]["steps"], read["counts"]["exact"])
-    assert (0.5, {step_id: 1.0}) == (patched["reward"], patched["step_rewards"])
-    assert ("failed", {"why": "late"}, 0.5) == (finished["status"], finished["metadata"], finished["reward"])
+    assert (opened["status"], opened["metadata"], opened["group_id"]) == ("open", {"task": "sum"}, "g1")
+    assert (read["counts"]["steps"], read["counts"]["exact"]) == (1, 1)
+    assert (patched["reward"], patched["step_rewards"]) == (0.5, {step_id: 1.0})
+    assert (finished["status"], finished["metadata"], finished["reward"]) == ("failed", {"why": "late"}, 0.5)
 
 
 async def test_the_continuation_mode_is_set_when_a_rollout_is_opened_and_changed_later(client):
@@ -34,8 +34,8 @@ async def test_the_continuation_mode_is_set_when_a_rollout_is_opened_and_changed
     patched = await client.patch_rollout("r1", continuation=False)
     group = await client.open_group(2, rollout={"continuation": "faithful"})
 
-    assert ("append", "off") == (opened["continuation"], patched["continuation"])
-    assert ["faithful", "faithful"] == [rollout["continuation"] for rollout in group["rollouts"]]
+    assert (opened["continuation"], patched["continuation"]) == ("append", "off")
+    assert [rollout["continuation"] for rollout in group["rollouts"]] == ["faithful", "faithful"]
 
 
 async def test_branches_repeat_a_rollout_up_to_a_step_and_give_it_a_value(client, agent):
@@ -47,9 +47,9 @@ async def test_branches_repeat_a_rollout_up_to_a_step_and_give_it_a_value(client
         await client.finish_rollout(opened["rollout_id"], reward=reward)
     (value,) = await client.values("r1")
 
-    assert ("g", 2, {"x": 1}) == (group["group_id"], group["size"], group["metadata"])
+    assert (group["group_id"], group["size"], group["metadata"]) == ("g", 2, {"x": 1})
     assert (steps[1], 0.75, 2) == (value["step_id"], value["value"], value["count"])
-    assert [value] == await client.values("r1", any_version=True)
+    assert await client.values("r1", any_version=True) == [value]
 
 
 async def test_a_rollout_with_a_playback_repeats_another_one(client, agent):
@@ -85,7 +85,7 @@ async def test_an_id_of_dots_is_not_a_parent_folder(client):
     """`..` is a valid rollout id."""
     await client.open_rollout("..")
 
-    assert ".." == (await client.rollout(".."))["rollout_id"]
+    assert (await client.rollout(".."))["rollout_id"] == ".."
 
 
 async def test_rollouts_are_listed_page_by_page(client):
@@ -96,14 +96,14 @@ async def test_rollouts_are_listed_page_by_page(client):
     await client.finish_rollout("r3")
 
     assert sorted(names) == sorted(rollout["rollout_id"] for rollout in await client.rollouts(page=2))
-    assert ["r1", "r3"] == sorted(rollout["rollout_id"] for rollout in await client.rollouts(group_id="odd", page=1))
-    assert ["r3"] == [rollout["rollout_id"] for rollout in await client.rollouts(status="completed")]
-    assert [] == await client.rollouts(since=4_000_000_000)
+    assert sorted(rollout["rollout_id"] for rollout in await client.rollouts(group_id="odd", page=1)) == ["r1", "r3"]
+    assert [rollout["rollout_id"] for rollout in await client.rollouts(status="completed")] == ["r3"]
+    assert await client.rollouts(since=4_000_000_000) == []
 
 
 async def test_any_route_can_be_requested(client):
     """One without a method of its own, for example."""
-    assert {"rollouts": [], "cursor": None} == await client.send("GET", "/rollouts", limit=5, status=None)
+    assert await client.send("GET", "/rollouts", limit=5, status=None) == {"rollouts": [], "cursor": None}
 
 
 async def test_steps_are_listed_page_by_page(client, agent):
@@ -134,11 +134,11 @@ async def test_exports_of_one_and_of_many_rollouts_are_rows(client, agent):
     rows = await client.export_rollout("r1")
     steps = await client.export_rollout("r1", "steps")
 
-    assert (1, 2) == (len(rows), len(steps))
+    assert (len(rows), len(steps)) == (1, 2)
     assert len(rows[0]["token_ids"]) == len(rows[0]["mask"])
-    assert {"r1", "r2"} == {row["rollout_id"] for row in await client.export()}
-    assert ["r2"] == [row["rollout_id"] for row in await client.export(status="completed", max_len=10_000)]
-    assert 1 == len(await client.export_rollout("r1", policy="default"))
+    assert {row["rollout_id"] for row in await client.export()} == {"r1", "r2"}
+    assert [row["rollout_id"] for row in await client.export(status="completed", max_len=10_000)] == ["r2"]
+    assert len(await client.export_rollout("r1", policy="default")) == 1
     with pytest.raises(ClientError, match="Policy 'planner' not found"):
         await client.export(policy="planner")
 
@@ -151,7 +151,7 @@ async def test_a_deleted_rollout_is_not_found(client):
 
     with pytest.raises(ClientError) as caught:
         await client.rollout("r1")
-    assert 404 == caught.value.status
+    assert caught.value.status == 404
 
 
 async def test_responses_have_exactly_the_fields_of_their_types(client, agent):
@@ -236,7 +236,7 @@ async def test_groups_batches_and_policy_have_their_routes(
     await getattr(client, call[0])(*call[1:], **options)
     await client.close()
 
-    assert [(method, path, body)] == received
+    assert received == [(method, path, body)]
 
 
 async def test_the_claims_of_a_client_have_its_instance(client_at, engine, received):
@@ -249,7 +249,7 @@ async def test_the_claims_of_a_client_have_its_instance(client_at, engine, recei
     instances = [body["instance"] for _, _, body in received]
 
     assert instances[:2] == instances[2:]
-    assert 2 == len(set(instances))
+    assert len(set(instances)) == 2
 
 
 @pytest.mark.parametrize(("call", "name"), [(("open_rollout",), "rollout_id"), (("open_group", 2), "group_id")])
@@ -276,7 +276,7 @@ async def test_booleans_of_a_query_are_lower_case(client_at, engine, received):
     await client.export(report=True, limit=3, status=None)
     await client.close()
 
-    assert "/export?format=sequences&report=true&limit=3" == received[0][1]
+    assert received[0][1] == "/export?format=sequences&report=true&limit=3"
 
 
 @pytest.mark.parametrize("number", [nan, inf, -inf, 1e39, 10**400])
@@ -296,11 +296,11 @@ async def test_a_reward_beyond_float32_is_not_sent(client, agent, number):
     for change in changes:
         with pytest.raises(ClientError, match="finite") as refused:
             await client.patch_rollout("r1", **change)
-        assert (None, [*change]) == (refused.value.status, [refused.value.param])
+        assert (refused.value.status, [refused.value.param]) == (None, [*change])
     with pytest.raises(ClientError, match="finite"):
         await client.finish_rollout("r1", reward=number)
 
-    assert ("open", 0.5) == ((rollout := await client.rollout("r1"))["status"], rollout["reward"])
+    assert ((rollout := await client.rollout("r1"))["status"], rollout["reward"]) == ("open", 0.5)
 
 
 async def test_the_proxy_has_the_same_range_of_rewards(url):
@@ -310,5 +310,5 @@ async def test_the_proxy_has_the_same_range_of_rewards(url):
         patched = await client.patch_rollout("r1", reward=MAX_FLOAT32)
         response = await http.patch("/rollouts/r1", json={"reward": nextafter(MAX_FLOAT32, inf)})
 
-    assert MAX_FLOAT32 == patched["reward"]
-    assert (422, NOT_VALID) == (response.status_code, response.json()["error"]["code"])
+    assert patched["reward"] == MAX_FLOAT32
+    assert (response.status_code, response.json()["error"]["code"]) == (422, NOT_VALID)

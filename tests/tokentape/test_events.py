@@ -66,7 +66,7 @@ async def test_changes_follow_the_connection_and_none_each_other_one(engine, del
         seen = await followed(client, 7)
 
     assert [None, change(1), change(2), None, None, change(3), None] == seen
-    assert [0.25, 0.5, 0.25] == delays
+    assert delays == [0.25, 0.5, 0.25]
 
 
 async def test_a_proxy_that_is_away_is_waited_for(engine, delays):
@@ -75,7 +75,7 @@ async def test_a_proxy_that_is_away_is_waited_for(engine, delays):
     async with AsyncClient(engine.url, attempts=1) as client:
         assert [None, None, change(1)] == await followed(client, 3)
 
-    assert [0.25, 0.5, 1.0, 2.0] == delays
+    assert delays == [0.25, 0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("streams", [(503,), (404,), ((OPENED, "end"), 401)])
@@ -94,7 +94,7 @@ async def test_the_changes_of_a_proxy_are_followed(url):
         aclosing(client.events()) as every,
         aclosing(client.events("r2")) as one,
     ):
-        assert [None, None] == [await anext(every), await anext(one)]
+        assert [await anext(every), await anext(one)] == [None, None]
         for name in ("r1", "r2"):
             await client.open_rollout(name)
             await client.finish_rollout(name, reward=1.0)
@@ -102,7 +102,7 @@ async def test_the_changes_of_a_proxy_are_followed(url):
         while named != {"r1", "r2"}:
             named.add((await asyncio.wait_for(anext(every), 60))["rollout_id"])
 
-        assert {"rollout_id": "r2", "index": None, "step_id": None} == await asyncio.wait_for(anext(one), 60)
+        assert await asyncio.wait_for(anext(one), 60) == {"rollout_id": "r2", "index": None, "step_id": None}
 
 
 async def test_a_long_outage_is_logged_and_ends_with_its_error(engine, delays, monkeypatch, caplog):
@@ -133,5 +133,5 @@ async def test_the_blocking_client_follows_changes_and_closes_its_connection(eng
         with Client(engine.url) as client, closing(client.events("r1")) as events:
             return next(events), next(events)
 
-    assert (None, {"rollout_id": "r1"}) == await asyncio.to_thread(work)
+    assert await asyncio.to_thread(work) == (None, {"rollout_id": "r1"})
     await engine.aborted.wait()

@@ -26,7 +26,7 @@ async def run(example: str, url: str) -> str:
 
 def test_every_example_of_the_page_has_a_test_below():
     """A new example requires a new test."""
-    assert 5 == len(EXAMPLES)
+    assert len(EXAMPLES) == 5
 
 
 async def test_the_rollout_example_prints_a_row_and_the_counts_of_the_rollout(url):
@@ -43,22 +43,22 @@ async def test_the_batches_example_acknowledges_each_batch_and_ends(engine):
     server.ready = [[group("g1"), group("g2")], [group("g3")]]
     server.long_polls = False
 
-    assert "b1 ['g1', 'g2']\nb2 ['g3']\n" == await run(EXAMPLES[1].replace("wait_s=10", "wait_s=0.1"), engine.url)
-    assert ["ack b1", "ack b2"] == server.ended()
+    assert await run(EXAMPLES[1].replace("wait_s=10", "wait_s=0.1"), engine.url) == "b1 ['g1', 'g2']\nb2 ['g3']\n"
+    assert server.ended() == ["ack b1", "ack b2"]
 
 
 async def test_the_example_of_weight_updates_announces_a_version(url):
     """No call is in flight."""
-    assert "{'version': '13', 'epoch': 0, 'run': None, 'in_flight': 0}\n" == await run(EXAMPLES[2], url)
+    assert await run(EXAMPLES[2], url) == "{'version': '13', 'epoch': 0, 'run': None, 'in_flight': 0}\n"
 
 
 async def test_the_example_of_rolling_updates_announces_the_version_of_its_endpoints(url):
-    assert "{'version': '14', 'epoch': 0, 'run': None, 'in_flight': 0}\n" == await run(EXAMPLES[3], url)
+    assert await run(EXAMPLES[3], url) == "{'version': '14', 'epoch': 0, 'run': None, 'in_flight': 0}\n"
 
 
 async def test_the_managed_server_example_prints_four_completions(url):
     """A line for each completion and its node."""
-    assert 4 == len((await run(EXAMPLES[4], url)).splitlines())
+    assert len((await run(EXAMPLES[4], url)).splitlines()) == 4
 
 
 async def test_the_example_of_the_package_is_a_doctest(url):
@@ -68,4 +68,4 @@ async def test_the_example_of_the_package_is_a_doctest(url):
     runner = doctest.DocTestRunner(verbose=False)
     results = await asyncio.to_thread(runner.run, test)
 
-    assert (0, 3) == (results.failed, results.attempted - 1)
+    assert (results.failed, results.attempted - 1) == (0, 3)

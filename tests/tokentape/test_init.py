@@ -21,7 +21,7 @@ def test_importing_the_package_imports_no_dependency():
     """The command starts with it, so it must be fast."""
     program = "import sys, tokentape; print([name for name in sys.modules if name.startswith(('httpx', 'tokentape.'))])"
 
-    assert "[]\n" == run(program)
+    assert run(program) == "[]\n"
 
 
 def test_importing_the_clients_imports_nothing_of_the_server():
@@ -31,7 +31,7 @@ def test_importing_the_clients_imports_nothing_of_the_server():
         f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {SERVER | {'openai'}}))"
     )
 
-    assert "[]\n" == run(program)
+    assert run(program) == "[]\n"
 
 
 def test_without_httpx2_every_public_name_is_importable():
@@ -42,7 +42,7 @@ def test_without_httpx2_every_public_name_is_importable():
         "from tokentape import AsyncClient, Client, ManagedServer\n"
     )
 
-    assert "[]\n" == run(WITHOUT + program)
+    assert run(WITHOUT + program) == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_without_its_dependency_a_constructor_raises_one_sentence_with_the_comma
         "except ImportError as error:\n    print(error, type(error.__cause__).__name__, sep='; ')\n"
     )
 
-    assert f"{sentence}; ModuleNotFoundError\n" == run(WITHOUT + program)
+    assert run(WITHOUT + program) == f"{sentence}; ModuleNotFoundError\n"
 
 
 def test_a_misspelled_name_raises_attribute_error():

@@ -23,5 +23,5 @@ def test_a_users_own_modules_do_not_hide_the_servers(tmp_path):
         timeout=60,
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("tokentape ")

@@ -102,7 +102,7 @@ async def test_at_1_nodes_of_completions_keep_the_invariants(client, turns, n):
         steps = await recorded(managed)
 
     nodes = managed.get_state()["nodes"]
-    assert n + (n - 1) * (turns - 1) == len(nodes)
+    assert len(nodes) == n + (n - 1) * (turns - 1)
     assert all(map(keeps_the_invariants, nodes))
     assert [token for _, ids in steps[::n] for token in ids] == trained(nodes[0])
     assert [*steps[-n][0], *steps[-n][1]] == nodes[0].tokens
@@ -115,16 +115,16 @@ async def test_at_2_each_turn_replaces_the_node_it_continues(scripted, script):
     async with scripted.managed_server(script.words) as managed:
         script.replies(*first)
         await managed.chat_completion(messages=[USER], n=8)
-        assert 8 == len(managed.current_nodes)
+        assert len(managed.current_nodes) == 8
         for text in reversed(first):
             script.replies(f"after {text}")
             await managed.chat_completion(messages=[USER, {"role": "assistant", "content": text}, USER])
-        assert 8 == len(managed.current_nodes)
+        assert len(managed.current_nodes) == 8
         texts = [node.full_text for node in managed.current_nodes]
         script.replies(*first)
         await managed.chat_completion(messages=[{"role": "system", "content": "be brief"}, USER], n=8)
 
-    assert 16 == len(managed.current_nodes)
+    assert len(managed.current_nodes) == 16
     assert all(f"after sample {number}" in text for number, text in enumerate(texts))
 
 
@@ -152,8 +152,8 @@ async def test_at_4_an_empty_completion_is_not_continued_by_another_prompt(scrip
         await managed.completion(prompt="Another")
 
     nodes = managed.get_state()["nodes"]
-    assert [f"A{EOS}", f"AnotherB{EOS}"] == [node.full_text for node in nodes]
-    assert [[-100, -100, 2]] == [nodes[0].masked_tokens]
+    assert [node.full_text for node in nodes] == [f"A{EOS}", f"AnotherB{EOS}"]
+    assert [nodes[0].masked_tokens] == [[-100, -100, 2]]
 
 
 async def test_at_5_a_conversation_with_tools_is_one_node(client):
@@ -173,9 +173,9 @@ async def test_at_5_a_conversation_with_tools_is_one_node(client):
         steps = await recorded(managed)
 
     (node,) = managed.get_state()["nodes"]
-    assert 12 <= len(messages)
+    assert len(messages) >= 12
     assert [token for _, ids in steps for token in ids] == trained(node)
-    assert 5 == node.full_text.count("nothing")
+    assert node.full_text.count("nothing") == 5
 
 
 async def test_a_response_without_tool_calls_has_none_as_in_atropos(script, scripted):
@@ -197,8 +197,8 @@ async def test_at_6_a_completion_has_one_bos(scripted, script, prompt):
         await managed.completion(prompt=managed.current_nodes[0].full_text + " really")
 
     (node,) = managed.get_state()["nodes"]
-    assert (1, 1) == (node.tokens[0], node.tokens.count(1))
-    assert 2 == node.tokens.count(2)
+    assert (node.tokens[0], node.tokens.count(1)) == (1, 1)
+    assert node.tokens.count(2) == 2
 
 
 async def test_at_6_a_chat_has_one_bos(scripted, script):
@@ -208,7 +208,7 @@ async def test_at_6_a_chat_has_one_bos(scripted, script):
         await managed.chat_completion(messages=[USER])
 
     (node,) = managed.get_state()["nodes"]
-    assert (1, 1) == (node.tokens[0], node.tokens.count(1))
+    assert (node.tokens[0], node.tokens.count(1)) == (1, 1)
 
 
 async def test_at_10_two_concurrent_calls_make_two_correct_nodes(client):
@@ -220,18 +220,18 @@ async def test_at_10_two_concurrent_calls_make_two_correct_nodes(client):
             return await managed.chat_completion(messages=messages, seed=1, max_tokens=16)
 
         reply, _ = await asyncio.gather(send("one"), send("two"))
-        assert 2 == len(managed.current_nodes)
+        assert len(managed.current_nodes) == 2
         turn = [{"role": "user", "content": "one"}, {"role": "assistant", "content": reply.choices[0].message.content}]
         await asyncio.gather(send("more", *turn), send("less", *turn))
         steps = await recorded(managed)
 
     nodes = managed.get_state()["nodes"]
-    assert 3 == len(nodes)
+    assert len(nodes) == 3
     assert all(map(keeps_the_invariants, nodes))
     assert all([*prompt, *ids] in [node.tokens for node in nodes] for prompt, ids in steps[2:])
     # Both continue the first turn of one conversation; which conversation is recorded first is not defined.
     continued = [sum(trained(node)[: len(ids)] == list(ids) for node in nodes) for _, ids in steps[:2]]
-    assert [1, 2] == sorted(continued)
+    assert sorted(continued) == [1, 2]
 
 
 async def test_at_11_a_step_that_is_not_exact_makes_no_node(scripted, script):
@@ -243,10 +243,10 @@ async def test_at_11_a_step_that_is_not_exact_makes_no_node(scripted, script):
             await managed.chat_completion(messages=[USER])
     rollout_id = managed.opened["rollout_id"]
 
-    assert {"nodes": []} == managed.get_state()
-    assert "one two three" == caught.value.response.choices[0].message.content
-    assert ["logprob_count"] == caught.value.step["fidelity"]["problems"]
-    assert [] == [row async for row in scripted.export_rollout(rollout_id, "nodes")]
+    assert managed.get_state() == {"nodes": []}
+    assert caught.value.response.choices[0].message.content == "one two three"
+    assert caught.value.step["fidelity"]["problems"] == ["logprob_count"]
+    assert [row async for row in scripted.export_rollout(rollout_id, "nodes")] == []
 
 
 async def test_a_proxy_that_requests_no_logprobs_makes_no_node(script, engine, store):
@@ -261,7 +261,7 @@ async def test_a_proxy_that_requests_no_logprobs_makes_no_node(script, engine, s
         with pytest.raises(NotImplementedError, match="record.logprobs: off"):
             await managed.chat_completion(messages=[USER])
 
-    assert {"nodes": []} == managed.get_state()
+    assert managed.get_state() == {"nodes": []}
 
 
 async def test_at_12_a_truncated_completion_has_finish_reason_length_with_tools(client):
@@ -269,8 +269,8 @@ async def test_at_12_a_truncated_completion_has_finish_reason_length_with_tools(
     async with client.managed_server(Simulated(), tool_parser="hermes") as managed:
         reply = await managed.chat_completion(messages=[USER], tools=[TOOL], seed=1, max_tokens=3)
 
-    assert "length" == reply.choices[0].finish_reason
-    assert [{"finish_reason": "length"}] == [node.metadata for node in managed.get_state()["nodes"]]
+    assert reply.choices[0].finish_reason == "length"
+    assert [node.metadata for node in managed.get_state()["nodes"]] == [{"finish_reason": "length"}]
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
@@ -282,7 +282,7 @@ async def test_an_engine_that_returns_text_only_raises(scripted, script, kind):
         with pytest.raises(NotImplementedError, match="allow_dummy_tokens"):
             await sample(managed, kind)
 
-    assert {"nodes": []} == managed.get_state()
+    assert managed.get_state() == {"nodes": []}
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
@@ -295,7 +295,7 @@ async def test_placeholders_are_marked_in_their_metadata(scripted, script, kind)
         await sample(managed, kind)
 
     nodes = managed.get_state()["nodes"]
-    assert [{"finish_reason": "stop", "dummy_tokens": True}] * 3 == [node.metadata for node in nodes]
+    assert [node.metadata for node in nodes] == [{"finish_reason": "stop", "dummy_tokens": True}] * 3
     assert (list(range(128)), [-100, *range(1, 128)], [-0.5] * 128) == (
         nodes[0].tokens, nodes[0].masked_tokens, nodes[0].logprobs,
     )  # fmt: skip
@@ -319,7 +319,7 @@ async def test_the_state_is_a_copy(scripted, script):
         state = managed.get_state()
         managed.reset()
 
-    assert (1, []) == (len(state["nodes"]), managed.current_nodes)
+    assert (len(state["nodes"]), managed.current_nodes) == (1, [])
 
 
 async def test_the_first_call_opens_the_rollout_and_the_end_of_the_block_finishes_it(scripted, script):
@@ -335,7 +335,7 @@ async def test_the_first_call_opens_the_rollout_and_the_end_of_the_block_finishe
             1 / 0  # noqa: B018
     rollouts = [await scripted.rollout(server.opened["rollout_id"]) for server in (managed, failing)]
 
-    assert [("completed", "g1"), ("failed", None)] == [(rollout["status"], rollout["group_id"]) for rollout in rollouts]
+    assert [(rollout["status"], rollout["group_id"]) for rollout in rollouts] == [("completed", "g1"), ("failed", None)]
 
 
 async def test_close_leaves_the_rollout_open(scripted, script):
@@ -346,8 +346,8 @@ async def test_close_leaves_the_rollout_open(scripted, script):
     await managed.close()
     await managed.close()
 
-    assert "open" == (await scripted.rollout(managed.opened["rollout_id"]))["status"]
-    assert 1 == len(managed.current_nodes)
+    assert (await scripted.rollout(managed.opened["rollout_id"]))["status"] == "open"
+    assert len(managed.current_nodes) == 1
 
 
 async def test_a_rollout_passed_as_opened_is_not_finished(scripted, script):
@@ -358,7 +358,7 @@ async def test_a_rollout_passed_as_opened_is_not_finished(scripted, script):
         await managed.chat_completion(messages=[USER])
     rollout = await scripted.rollout("r1")
 
-    assert ("open", 1) == (rollout["status"], rollout["counts"]["exact"])
+    assert (rollout["status"], rollout["counts"]["exact"]) == ("open", 1)
 
 
 async def test_a_rollout_that_the_block_finishes_keeps_its_status(scripted, script):
@@ -368,7 +368,7 @@ async def test_a_rollout_that_the_block_finishes_keeps_its_status(scripted, scri
         await managed.chat_completion(messages=[USER])
         await scripted.finish_rollout(managed.opened["rollout_id"], "truncated", reward=0.0)
 
-    assert "truncated" == (await scripted.rollout(managed.opened["rollout_id"]))["status"]
+    assert (await scripted.rollout(managed.opened["rollout_id"]))["status"] == "truncated"
 
 
 async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_returned(scripted, script):
@@ -378,7 +378,7 @@ async def test_without_a_tokenizer_a_node_has_only_texts_that_were_sent_or_retur
         await managed.chat_completion(messages=[USER])
         await managed.completion(prompt="Say")
 
-    assert ["", "Say no"] == [node.full_text for node in managed.current_nodes]
+    assert [node.full_text for node in managed.current_nodes] == ["", "Say no"]
 
 
 async def test_a_prompt_can_be_token_ids(scripted, script):
@@ -388,7 +388,7 @@ async def test_a_prompt_can_be_token_ids(scripted, script):
         await managed.completion(prompt=script.words.encode("Say"))
         await managed.completion(prompt=[*managed.current_nodes[0].tokens, *script.words.encode(" or", False)])
 
-    assert [f"{BOS}Sayyes orno"] == [node.full_text for node in managed.current_nodes]
+    assert [node.full_text for node in managed.current_nodes] == [f"{BOS}Sayyes orno"]
 
 
 async def test_tools_are_sent_only_with_a_tool_parser(scripted, script, engine):
@@ -410,7 +410,7 @@ async def test_other_arguments_are_sent_to_the_engine(scripted, script, engine):
         await managed.completion(prompt="Say", top_k=5, split="eval", max_new_tokens=7, model="policy")
 
     sent = [(body["top_k"], body["max_tokens"], body["model"], "split" in body) for body in engine.requests]
-    assert [(5, 7, "policy", False)] * 2 == sent
+    assert sent == [(5, 7, "policy", False)] * 2
 
 
 async def test_streaming_raises(scripted):
@@ -427,7 +427,7 @@ async def test_an_error_of_the_engine_is_an_openai_error(scripted, engine):
         with pytest.raises(openai.InternalServerError):
             await managed.chat_completion(messages=[USER])
 
-    assert [] == managed.current_nodes
+    assert managed.current_nodes == []
 
 
 async def test_a_retried_call_keeps_its_idempotency_key(engine):
@@ -440,7 +440,7 @@ async def test_a_retried_call_keeps_its_idempotency_key(engine):
                 await sample(managed, kind)
     keys = [headers["idempotency-key"] for headers in engine.headers]
 
-    assert [3, 3] == [keys.count(key) for key in dict.fromkeys(keys)]
+    assert [keys.count(key) for key in dict.fromkeys(keys)] == [3, 3]
 
 
 async def test_other_errors_of_finishing_are_raised(scripted, script):
@@ -483,7 +483,7 @@ async def test_each_position_has_the_k_most_likely_ids(managed, prompt, count):
     scores = await managed.get_logprobs(**prompt, **count)
     k = next(iter(count.values()), 1)
 
-    assert {"prompt_tokens", "prompt_topk_token_ids", "prompt_topk_logprobs"} == scores.keys()
+    assert scores.keys() == {"prompt_tokens", "prompt_topk_token_ids", "prompt_topk_logprobs"}
     assert prompt.get("input_ids", scores["prompt_tokens"]) == scores["prompt_tokens"]
     assert [0, *[k] * (len(scores["prompt_tokens"]) - 1)] == [len(ids) for ids in scores["prompt_topk_token_ids"]]
     assert all(logprobs == sorted(logprobs, reverse=True) for logprobs in scores["prompt_topk_logprobs"])
@@ -493,8 +493,8 @@ async def test_no_node_and_no_rollout_remains(managed):
     """The rollout of the call is deleted: nothing must train on its completion token."""
     await managed.get_logprobs(prompt="Once")
 
-    assert [] == managed.current_nodes
-    assert [] == [rollout async for rollout in managed.server.rollouts()]
+    assert managed.current_nodes == []
+    assert [rollout async for rollout in managed.server.rollouts()] == []
 
 
 @pytest.mark.parametrize("prompts", [{}, {"prompt": "a", "input_ids": [1]}])
@@ -512,16 +512,17 @@ async def test_an_engine_without_prompt_logprobs_raises(engine, store):
         async with client.managed_server() as managed:
             with pytest.raises(NotImplementedError, match="no prompt logprobs"):
                 await managed.get_logprobs(prompt="Once")
-        assert [] == [rollout async for rollout in client.rollouts()]
+        assert [rollout async for rollout in client.rollouts()] == []
 
 
 def test_the_prompts_own_id_is_returned_only_if_it_is_among_the_most_likely():
     """vLLM adds it to each position."""
     positions = [None, {"7": {"logprob": -9.0}, "8": {"logprob": -0.5}, "9": {"logprob": -1.5}}]
 
-    assert {"prompt_topk_token_ids": [[], [8, 9]], "prompt_topk_logprobs": [[], [-0.5, -1.5]]} == (
-        _most_likely(positions, 2)
-    )
+    assert (_most_likely(positions, 2)) == {
+        "prompt_topk_token_ids": [[], [8, 9]],
+        "prompt_topk_logprobs": [[], [-0.5, -1.5]],
+    }
 
 
 async def test_both_create_methods_of_the_adapter_sample_through_the_managed_server(url):
@@ -532,8 +533,8 @@ async def test_both_create_methods_of_the_adapter_sample_through_the_managed_ser
         chat = await adapter.chat.completions.create(model="policy", messages=messages, n=2, max_tokens=4, seed=1)
         text = await adapter.completions.create(model="policy", prompt="Once", max_tokens=4, seed=1)
 
-    assert ("http://base/v1", "chat.completion", "text_completion") == (adapter.base_url, chat.object, text.object)
-    assert (2, 3) == (len(chat.choices), len(managed.current_nodes))
+    assert (adapter.base_url, chat.object, text.object) == ("http://base/v1", "chat.completion", "text_completion")
+    assert (len(chat.choices), len(managed.current_nodes)) == (2, 3)
 
 
 async def test_methods_of_the_adapter_that_would_bypass_the_nodes_raise():

@@ -52,27 +52,30 @@ def test_tokens_are_counted_by_what_is_known_of_them():
     second = row(span(1, 3, owned=False), span(5, 6, "t", endpoint="f"), branch=1)
     sums = tokentape.mismatch([first, second], [np.full(15, -1.5), [-1.0]], policy_version=7)
 
-    assert {"0": 6, "1": 10} == tokens(sums, "lag")
-    assert {"1": 13, "0.5": 3} == tokens(sums, "temperature")
-    assert {"start": 12, "continued": 3, "forked": 1} == tokens(sums, "boundary")
-    assert {"first": 12, "rest": 4} == tokens(sums, "place")
-    assert {"none": 13, "top_p=0.9 raw": 3} == tokens(sums, "truncation")
-    assert {"vllm unknown": 13, "vllm raw_logprobs": 3} == tokens(sums, "engine")
-    assert {"unknown": 13, "false": 3} == tokens(sums, "constrained")
-    assert {"unknown": 13, "lora": 3} == tokens(sums, "model")
-    assert {"0000": 16} == tokens(sums, "position")
-    assert {"e": 2} == tokens(sums, "endpoint")  # of the reported version, after the first 8
-    assert [16, -7_500_000_000, 7_500_000_000, 3_750_000_000] == [
-        sum(column) for column in zip(*sums["cells"]["all"]["all"]["bins"], strict=True)
-    ][:4]
-    assert [2, -7_500_000_000, 7_500_000_000, 56_250_000_000] == sums["sequences"]
+    assert tokens(sums, "lag") == {"0": 6, "1": 10}
+    assert tokens(sums, "temperature") == {"1": 13, "0.5": 3}
+    assert tokens(sums, "boundary") == {"start": 12, "continued": 3, "forked": 1}
+    assert tokens(sums, "place") == {"first": 12, "rest": 4}
+    assert tokens(sums, "truncation") == {"none": 13, "top_p=0.9 raw": 3}
+    assert tokens(sums, "engine") == {"vllm unknown": 13, "vllm raw_logprobs": 3}
+    assert tokens(sums, "constrained") == {"unknown": 13, "false": 3}
+    assert tokens(sums, "model") == {"unknown": 13, "lora": 3}
+    assert tokens(sums, "position") == {"0000": 16}
+    assert tokens(sums, "endpoint") == {"e": 2}  # of the reported version, after the first 8
+    assert [sum(column) for column in zip(*sums["cells"]["all"]["all"]["bins"], strict=True)][:4] == [
+        16,
+        -7_500_000_000,
+        7_500_000_000,
+        3_750_000_000,
+    ]
+    assert sums["sequences"] == [2, -7_500_000_000, 7_500_000_000, 56_250_000_000]
 
 
 def test_tokens_without_a_logprob_on_either_side_are_not_counted():
     sums = mismatch([row(span(0, 3), logprobs=[-1.0, None, -1.0])], [[np.nan, -1.0, -1.0]], policy_version="7")
 
-    assert {"all": 1} == tokens(sums, "all")
-    assert 0 == sums["neighbours"][0]
+    assert tokens(sums, "all") == {"all": 1}
+    assert sums["neighbours"][0] == 0
 
 
 def test_tokens_whose_logprobs_a_grammar_changed_are_in_one_cell_only():
@@ -80,10 +83,10 @@ def test_tokens_whose_logprobs_a_grammar_changed_are_in_one_cell_only():
     rows = [row(span(0, 3), span(3, 9, "t", constrained=True), span(9, 11, "u", constrained=False))]
     sums = mismatch(rows, [[-1.0] * 3 + [-9.0] * 6 + [-1.0] * 2], policy_version="7")
 
-    assert {"unknown": 3, "true": 6, "false": 2} == tokens(sums, "constrained")
-    assert {"all": 5} == tokens(sums, "all")
-    assert {"start": 3, "continued": 2} == tokens(sums, "boundary")
-    assert [0, 0, 0] == [sums["sequences"][1], sums["neighbours"][3], sums["cells"]["all"]["all"]["tail"]]
+    assert tokens(sums, "constrained") == {"unknown": 3, "true": 6, "false": 2}
+    assert tokens(sums, "all") == {"all": 5}
+    assert tokens(sums, "boundary") == {"start": 3, "continued": 2}
+    assert [sums["sequences"][1], sums["neighbours"][3], sums["cells"]["all"]["all"]["tail"]] == [0, 0, 0]
     assert contradiction(sums) is None
 
 
@@ -92,15 +95,15 @@ def test_versions_that_cannot_be_compared_have_an_unknown_lag():
     rows += [row(span(0, 1)), row(span(0, 1, epoch=1))]
     sums = mismatch(rows, [[-1.0]] * 6, policy_version="7")
 
-    assert {"unknown": 5, "0": 1} == tokens(sums, "lag")
+    assert tokens(sums, "lag") == {"unknown": 5, "0": 1}
 
 
 def test_rare_values_are_counted_together():
     rows = [row(span(0, 10, temperature=0.01 * number)) for number in range(1, 31)]
     counted = tokens(mismatch(rows, [[-1.0] * 10] * 30, policy_version="7"), "temperature")
 
-    assert 17 == len(counted)
-    assert 140 == counted["other"]
+    assert len(counted) == 17
+    assert counted["other"] == 140
 
 
 @pytest.mark.parametrize("values", [3, 40])
@@ -141,8 +144,8 @@ def test_a_report_has_the_branches_of_its_rows():
     rows = [row(span(0, 1)), row(span(0, 1), branch=1)]
     batch_id, body = report(Claimed(), rows, [[-1.0]] * 2, policy_version=7, rank=2)
 
-    assert ("b", {"r": [0, 1]}, "7", 2) == (batch_id, body["rows"], body["policy_version"], body["rank"])
-    assert ("c", body) == report("c", rows, [[-1.0]] * 2, policy_version=7, rank=2)
+    assert (batch_id, body["rows"], body["policy_version"], body["rank"]) == ("b", {"r": [0, 1]}, "7", 2)
+    assert report("c", rows, [[-1.0]] * 2, policy_version=7, rank=2) == ("c", body)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_a_row_is_found_by_its_branch_or_its_rollout_alone():
     first, second = row(span(0, 1)), row(span(0, 1, owned=False), span(2, 4, "t"), branch=1)
     places = [{"rollout_id": "r", "branch": 1}, {"rollout_id": "r", "branch": 0}, "q", row(span(0, 1), rollout_id="p")]
 
-    assert ["r", "q"] == elsewhere(places)
+    assert elsewhere(places) == ["r", "q"]
     assert [second, first, {**first, "rollout_id": "q"}, places[3]] == located(
         "b", places, {"r": [first, second], "q": [{**first, "rollout_id": "q"}]}
     )
@@ -231,7 +234,7 @@ def test_logprobs_can_be_a_tensor():
 
     sums = mismatch([row(span(0, 3))], [Tensor([-1.5] * 3)], policy_version="7")
 
-    assert {"all": 3} == tokens(sums, "all")
+    assert tokens(sums, "all") == {"all": 3}
 
 
 def test_several_choices_of_a_step_are_found_in_their_order_and_without_the_claim_only_by_branch():
@@ -240,8 +243,8 @@ def test_several_choices_of_a_step_are_found_in_their_order_and_without_the_clai
     turns = [{"rollout_id": "r", "step_ids": [step]} for step in "sst"]
     found = located(Claimed(turns), turns, {"r": rows})
 
-    assert [(0, 1), (0, 2), (2, 3)] == [(each["spans"][0]["start"], len(each["mask"])) for each in found]
-    assert 3 == len({each["branch"] for each in found} - {0, 1})
+    assert [(each["spans"][0]["start"], len(each["mask"])) for each in found] == [(0, 1), (0, 2), (2, 3)]
+    assert len({each["branch"] for each in found} - {0, 1}) == 3
     with pytest.raises(ValueError, match="row 0 .* 2 rows .* 1 are given"):
         located(Claimed(turns), turns[1:], {"r": rows})
     with pytest.raises(ValueError, match="row 0 .* 0 rows .* Name the branch"):
@@ -251,7 +254,7 @@ def test_several_choices_of_a_step_are_found_in_their_order_and_without_the_clai
 def test_a_row_that_the_trainer_cut_has_fewer_logprobs():
     sums = mismatch([row(span(0, 3))], [[-1.0]], policy_version="7", cut=True)
 
-    assert {"all": 1} == tokens(sums, "all")
+    assert tokens(sums, "all") == {"all": 1}
     with pytest.raises(ValueError, match="row 0 .* 3 trained tokens"):
         mismatch([row(span(0, 3))], [[-1.0] * 4], policy_version="7", cut=True)
 
@@ -269,5 +272,5 @@ def test_a_million_tokens_take_seconds_and_kilobytes():
     sums = mismatch(rows, logprobs, policy_version="7")
 
     assert process_time() - started < 10
-    assert {"all": 1_000_000} == tokens(sums, "all")
+    assert tokens(sums, "all") == {"all": 1_000_000}
     assert len(orjson.dumps(sums)) < 60_000

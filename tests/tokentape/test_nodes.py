@@ -42,38 +42,38 @@ def test_a_turn_replaces_the_node_it_continues_and_appends_its_further_samples()
     """Completion tokens of the parent stay trained in each."""
     nodes = grown(([1], sample(2), sample(3)), ([1, 2, 9], sample(4), sample(5)))
 
-    assert [[1, 2, 9, 4], [1, 3], [1, 2, 9, 5]] == [node.tokens for node in nodes.current]
-    assert [[-100, 2, -100, 4], [-100, 3], [-100, 2, -100, 5]] == [node.masked_tokens for node in nodes.current]
+    assert [node.tokens for node in nodes.current] == [[1, 2, 9, 4], [1, 3], [1, 2, 9, 5]]
+    assert [node.masked_tokens for node in nodes.current] == [[-100, 2, -100, 4], [-100, 3], [-100, 2, -100, 5]]
 
 
 def test_a_turn_continues_the_node_with_the_longest_prefix():
     """Not the first one with any prefix."""
     nodes = grown(([1], sample(2)), ([5], sample(6)), ([1, 2, 3], sample(4)), ([1, 2, 3, 4, 7], sample(8)))
 
-    assert [[-100, 2, -100, 4, -100, 8], [-100, 6]] == [node.masked_tokens for node in nodes.current]
+    assert [node.masked_tokens for node in nodes.current] == [[-100, 2, -100, 4, -100, 8], [-100, 6]]
 
 
 def test_of_equal_nodes_a_turn_continues_one_that_no_turn_has_continued():
     """Each of several equal samples can be continued."""
     nodes = grown(([1], sample(2), sample(2)), ([1, 2, 3], sample(4)), ([1, 2, 3], sample(5)))
 
-    assert [[1, 2, 3, 4], [1, 2, 3, 5]] == [node.tokens for node in nodes.current]
+    assert [node.tokens for node in nodes.current] == [[1, 2, 3, 4], [1, 2, 3, 5]]
 
 
 def test_a_branch_from_a_replaced_node_adds_a_node():
     """Completion tokens before the branch are trained there too, as with two samples of one call."""
     nodes = grown(([1], sample(2)), ([1, 2, 3], sample(4)), ([1, 2, 5], sample(6)))
 
-    assert [[-100, 2, -100, 4], [-100, 2, -100, 6]] == [node.masked_tokens for node in nodes.current]
+    assert [node.masked_tokens for node in nodes.current] == [[-100, 2, -100, 4], [-100, 2, -100, 6]]
 
 
 def test_the_tree_keeps_every_node():
     """By its text; keys of equal texts get a number."""
     nodes = grown(([1], sample(2), sample(2), sample(3)), ([1, 2, 4], sample(5, text="more")), track_tree=True)
 
-    assert ["text", "text\x002", "text\x003", "more"] == list(nodes.sequences)
-    assert [-100, 2, -100, 5] == nodes.sequences["more"].masked_tokens
-    assert [] == nodes.current
+    assert list(nodes.sequences) == ["text", "text\x002", "text\x003", "more"]
+    assert nodes.sequences["more"].masked_tokens == [-100, 2, -100, 5]
+    assert nodes.current == []
 
 
 def test_the_node_with_the_longest_text_prefix_is_found():
@@ -81,10 +81,10 @@ def test_the_node_with_the_longest_text_prefix_is_found():
     nodes = grown(([1], sample(2, text="A b"), sample(3, text="A"), sample(4, text="")))
     twins = grown(([1], sample(2, text="A"), sample(3, text="A")), ([1, 2, 9], sample(4, text="A c")))
 
-    assert [1, 2] == nodes.longest_text_prefix("A b c").tokens
-    assert [1, 3] == nodes.longest_text_prefix("A c").tokens
+    assert nodes.longest_text_prefix("A b c").tokens == [1, 2]
+    assert nodes.longest_text_prefix("A c").tokens == [1, 3]
     assert nodes.longest_text_prefix("B") is None
-    assert [1, 3] == twins.longest_text_prefix("A d").tokens
+    assert twins.longest_text_prefix("A d").tokens == [1, 3]
 
 
 def test_a_copy_shares_no_list_with_its_node():
@@ -95,7 +95,7 @@ def test_a_copy_shares_no_list_with_its_node():
     copy.metadata["x"] = 1
 
     assert SequenceNode("a", [1], [-100], [1.0], {"finish_reason": None}) == node
-    assert ["full_text", "tokens", "masked_tokens", "logprobs", "metadata"] == list(node.model_dump())
+    assert list(node.model_dump()) == ["full_text", "tokens", "masked_tokens", "logprobs", "metadata"]
 
 
 IDS = st.lists(st.integers(1, 3), max_size=3)
@@ -113,7 +113,7 @@ def test_every_sample_of_any_turns_is_trained_with_its_ids_and_logprobs(turns, t
         nodes.grow(prompt, [sample(*ids) for ids in samples])
         count += len(samples)
         for node, ids in zip(nodes._all[-len(samples) :], samples, strict=True):
-            assert [*prompt, *ids] == node.tokens
+            assert node.tokens == [*prompt, *ids]
             assert ids == node.masked_tokens[len(prompt) :]
     assert count == len(nodes._all)
     if track_tree:
@@ -132,20 +132,20 @@ def test_messages_are_rendered_by_the_chat_template():
     """With tools, and with a generation prompt unless the last message is the assistant's."""
     managed = ManagedServer(None, Words())
 
-    assert f"{BOS}<user>hi{EOS}<assistant>" == managed._convert_messages_to_prompt([USER])
-    assert f"{BOS}<user>hi{EOS}<assistant>yes{EOS}" == managed._convert_messages_to_prompt([USER, ANSWER])
-    assert f"{BOS}<tools 1><user>hi{EOS}<assistant>" == managed._convert_messages_to_prompt([USER], tools=[{}])
+    assert managed._convert_messages_to_prompt([USER]) == f"{BOS}<user>hi{EOS}<assistant>"
+    assert managed._convert_messages_to_prompt([USER, ANSWER]) == f"{BOS}<user>hi{EOS}<assistant>yes{EOS}"
+    assert managed._convert_messages_to_prompt([USER], tools=[{}]) == f"{BOS}<tools 1><user>hi{EOS}<assistant>"
 
 
 def test_without_a_chat_template_messages_are_lines():
     """They are for people; nothing is sampled from them."""
-    assert "user: hi\nassistant: yes" == render_prompt(None, [USER, ANSWER], None)
+    assert render_prompt(None, [USER, ANSWER], None) == "user: hi\nassistant: yes"
 
 
 def test_the_text_of_a_placeholder_is_paragraphs():
     """As in Atropos."""
-    assert "user:hi\n\nassistant:yes" == dummy_text([USER], "yes")
-    assert "user:hi\n\nassistant:" == dummy_text([USER], None)
+    assert dummy_text([USER], "yes") == "user:hi\n\nassistant:yes"
+    assert dummy_text([USER], None) == "user:hi\n\nassistant:"
 
 
 def test_the_text_of_a_completion_is_what_its_ids_add_to_the_prompt():
@@ -158,8 +158,8 @@ def test_the_text_of_a_completion_is_what_its_ids_add_to_the_prompt():
     words = Stripping()
     prompt, ids = words.encode("Say", False), words.encode(f" it{EOS}", False)
 
-    assert f" it{EOS}" == completion_text(words, prompt, ids, " it")
-    assert " it" == completion_text(None, prompt, ids, " it")
+    assert completion_text(words, prompt, ids, " it") == f" it{EOS}"
+    assert completion_text(None, prompt, ids, " it") == " it"
 
 
 def test_a_completion_is_decoded_alone_if_the_prompt_decodes_differently_with_it():
@@ -169,7 +169,7 @@ def test_a_completion_is_decoded_alone_if_the_prompt_decodes_differently_with_it
         def decode(self, ids, skip_special_tokens=False):
             return "�" if len(ids) == 1 else "ab"
 
-    assert "�" == completion_text(Halving(), [1], [2], "engine")
+    assert completion_text(Halving(), [1], [2], "engine") == "�"
 
 
 @pytest.mark.parametrize(("text", "expected"), [(f"{BOS}Say", True), ("Say", False)])
@@ -177,7 +177,7 @@ def test_a_text_starts_with_bos_if_the_tokenizer_has_one(text, expected):
     """The engine is then requested not to add another."""
     words = Words()
 
-    assert expected == starts_with_bos(words, text)
+    assert starts_with_bos(words, text) == expected
     words.bos_token = None
     assert not starts_with_bos(words, text)
     assert not starts_with_bos(None, text)

@@ -68,8 +68,8 @@ def test_the_first_run_records_and_later_ones_play(session, pytester):
     recorded.assert_outcomes(passed=1)
     assert said(recorded)[0].startswith("True")
     title, *steps = map(orjson.loads, file.read_bytes().splitlines())
-    assert ("completed", {"task": 7}) == (title["rollout"]["status"], title["rollout"]["metadata"])
-    assert ["", ""] == [step["engine"]["url"] for step in steps]
+    assert (title["rollout"]["status"], title["rollout"]["metadata"]) == ("completed", {"task": 7})
+    assert [step["engine"]["url"] for step in steps] == ["", ""]
     assert engine not in file.read_text()
 
     played = session(day="Tuesday")
@@ -102,7 +102,7 @@ def test_the_example_of_the_page_records_with_a_running_proxy_and_plays(session,
     monkeypatch.delenv("TOKENTAPE_URL")
     pytester.runpytest_inprocess(*words).assert_outcomes(passed=1)
 
-    assert 2 == len((pytester.path / "tapes" / "weather.jsonl").read_bytes().splitlines())
+    assert len((pytester.path / "tapes" / "weather.jsonl").read_bytes().splitlines()) == 2
 
 
 @pytest.mark.timeout(300)

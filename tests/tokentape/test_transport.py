@@ -25,10 +25,10 @@ def test_an_error_has_the_fields_of_its_response():
     """Message, status, type, code and param; status, code and message are in its text."""
     error = error_from_response(404, {}, BODY)
 
-    assert ("no such rollout", 404, "not_found", "unknown", "rollout_id") == (
+    assert (
         error.message, error.status, error.type, error.code, error.param,
-    )  # fmt: skip
-    assert "404 unknown: no such rollout" == str(error)
+    ) == ("no such rollout", 404, "not_found", "unknown", "rollout_id")  # fmt: skip
+    assert str(error) == "404 unknown: no such rollout"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_error_of_another_server_has_its_text_as_message(content, message):
     """A load balancer's page, for example."""
     error = error_from_response(502, {}, content)
 
-    assert (message, 502, "http_error") == (error.message, error.status, error.type)
+    assert (error.message, error.status, error.type) == (message, 502, "http_error")
 
 
 @pytest.mark.parametrize(("header", "seconds"), [(None, None), ("2", 2.0), ("-1", 0.0), ("Wed, 21 Oct 2026", None)])
@@ -84,15 +84,15 @@ def test_only_requests_that_were_not_processed_are_retried(error, attempt, delay
 
 def test_errors_have_the_names_of_the_proxys_errors():
     """The client has its own copy of them, because it imports nothing of the server."""
-    assert (ROLLOUT_LIMIT, NOT_VALID) == (errors.LimitReached.kind, errors.UnprocessableRequest.code)
+    assert (errors.LimitReached.kind, errors.UnprocessableRequest.code) == (ROLLOUT_LIMIT, NOT_VALID)
 
 
 def test_what_is_not_json_is_an_error_that_suggests_to_check_the_url():
-    assert {"a": [1, None]} == parse_json(b'{"a": [1, null]}', "http://x")
+    assert parse_json(b'{"a": [1, null]}', "http://x") == {"a": [1, None]}
     with pytest.raises(ClientError, match="http://x did not return JSON; check that it is the control API") as caught:
         parse_json(b"<html>", "http://x")
 
-    assert (None, "not_json") == (caught.value.status, caught.value.code)
+    assert (caught.value.status, caught.value.code) == (None, "not_json")
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", "\u2028".encode(), b"\x85"])), st.integers(1, 4))
@@ -128,6 +128,6 @@ def test_a_wait_logs_again_after_its_interval_and_ends_with_what_it_waited_for(m
         if not wait.until_log_s:
             wait.log("a group")
 
-    assert [(0, 90, 30), (30, 60, 0), (45, 45, 15), (100, 0, 0)] == seen
+    assert seen == [(0, 90, 30), (30, 60, 0), (45, 45, 15), (100, 0, 0)]
     assert [f"waiting for a group, for {seconds} s now" for seconds in (30, 100)] == caplog.messages
     assert "Waited 100 s for a group. Set wait_s" in str(wait.error("a group"))

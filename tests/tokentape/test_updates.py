@@ -48,14 +48,14 @@ async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, 
     result = await client.update_policy(2, lambda: requests.append("update"), drain_s=30, mode="reject")
     await client.close()
 
-    assert [
+    assert requests == [
         ("GET", "/policy", {"raw": b""}),
         ("POST", "/policy/pause?drain_s=30", {"mode": "reject", "in_flight": "resume"}),
         "update",
         ("PUT", "/policy", {"version": 2}),
         ("POST", "/policy/resume", {"raw": b""}),
-    ] == requests
-    assert {"version": "2", "mode": "wait", "in_flight": 0, "drained": True} == result
+    ]
+    assert result == {"version": "2", "mode": "wait", "in_flight": 0, "drained": True}
 
 
 async def test_an_update_of_a_named_policy_uses_its_routes(client_at, engine, requests):
@@ -63,13 +63,13 @@ async def test_an_update_of_a_named_policy_uses_its_routes(client_at, engine, re
     await client.update_policy(2, lambda: requests.append("update"), policy="planner")
     await client.close()
 
-    assert [
+    assert requests == [
         ("GET", "/policies/planner", {"raw": b""}),
         ("POST", "/policies/planner/pause?drain_s=60.0", {"mode": "wait", "in_flight": "resume"}),
         "update",
         ("PUT", "/policies/planner", {"version": 2}),
         ("POST", "/policies/planner/resume", {"raw": b""}),
-    ] == requests
+    ]
 
 
 async def test_an_update_of_an_unknown_policy_is_an_error_without_an_update(client_at, served):
@@ -79,7 +79,7 @@ async def test_an_update_of_an_unknown_policy_is_an_error_without_an_update(clie
         await client.update_policy(2, lambda: updates.append(2), policy="planner")
     await client.close()
 
-    assert (404, [], []) == (caught.value.status, updates, getattr(caught.value, "__notes__", []))
+    assert (caught.value.status, updates, getattr(caught.value, "__notes__", [])) == (404, [], [])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ async def test_calls_in_flight_are_drained_or_aborted_after_the_drain_or_continu
     await client.update_policy("v2", lambda: None, drain_s=5, in_flight=in_flight)
     await client.close()
 
-    assert ("POST", path, body) == requests[1]
+    assert requests[1] == ("POST", path, body)
 
 
 def held(label):
@@ -126,7 +126,7 @@ async def test_a_rolling_update_holds_updates_and_releases_the_endpoints_of_the_
         ("PUT", "/policy", {"version": 2, "run": "a"}),
         ("POST", "/policy/resume", {"raw": b""}),
     ] == requests  # fmt: skip
-    assert 0 == announced["in_flight"]
+    assert announced["in_flight"] == 0
 
 
 @pytest.mark.parametrize(("undrained", "updated"), [(["second"], ["first"]), (["none"], ["first", "second"])])
@@ -146,7 +146,7 @@ async def test_if_an_endpoint_is_not_updated_it_is_released_with_its_version_and
         await client.update_policy(2, update, rolling=True, drain_s=30)
     await client.close()
 
-    assert "no weights" in str(caught.value) or "not_drained" == caught.value.code
+    assert "no weights" in str(caught.value) or caught.value.code == "not_drained"
     assert (updated, released("second")) == (found, requests[-1])
     assert [released("first", version=2), held("second")] == requests[-3:-1]
 
@@ -211,7 +211,7 @@ async def test_after_an_exception_of_the_callback_calls_resume_with_the_old_vers
     with pytest.raises(RuntimeError, match="no weights"):
         await client.update_policy(2, update)
 
-    assert ("1", None) == ((await client.policy())["version"], (await client.resume())["mode"])
+    assert ((await client.policy())["version"], (await client.resume())["mode"]) == ("1", None)
     await client.close()
 
 
@@ -226,7 +226,7 @@ async def test_if_resuming_fails_after_an_exception_there_is_a_note_on_how_to_re
         await client.update_policy(2, update)
     await client.close()
 
-    assert ["Calls are still paused; POST /policy/resume ends the pause."] == caught.value.__notes__
+    assert caught.value.__notes__ == ["Calls are still paused; POST /policy/resume ends the pause."]
 
 
 async def test_calls_stay_paused_if_the_version_cannot_be_announced(client_at, engine, requests):
@@ -237,7 +237,7 @@ async def test_calls_stay_paused_if_the_version_cannot_be_announced(client_at, e
         await client.update_policy(2, lambda: None)
     await client.close()
 
-    assert ["GET", "POST", "PUT"] == [method for method, *_ in requests]
+    assert [method for method, *_ in requests] == ["GET", "POST", "PUT"]
     assert "calls stay paused until" in caught.value.__notes__[0]
 
 
@@ -258,9 +258,9 @@ async def test_a_lower_version_is_refused_before_calls_are_paused_unless_the_run
     named = [await update("eval"), await update("105")]
     await client.close()
 
-    assert [("105", 0, "a")] * 2 == first
-    assert ("lower_version", [105, 105, 104, "eval", "105"], None) == (caught.value.code, updates, paused)
-    assert [("104", 1, "b"), ("eval", 1, "b"), ("105", 1, "b")] == [other, *named]
+    assert first == [("105", 0, "a")] * 2
+    assert (caught.value.code, updates, paused) == ("lower_version", [105, 105, 104, "eval", "105"], None)
+    assert [other, *named] == [("104", 1, "b"), ("eval", 1, "b"), ("105", 1, "b")]
 
 
 async def test_a_lower_version_is_refused_before_the_update_after_one_that_is_not_a_number(client_at, served):
@@ -273,8 +273,8 @@ async def test_a_lower_version_is_refused_before_the_update_after_one_that_is_no
     announced, paused = await client.policy(), (await client.policies())["policies"][0]["mode"]
     await client.close()
 
-    assert ("lower_version", [], None) == (caught.value.code, updates, paused)
-    assert {"version": "eval", "epoch": 0, "run": None, "highest": 105} == announced
+    assert (caught.value.code, updates, paused) == ("lower_version", [], None)
+    assert announced == {"version": "eval", "epoch": 0, "run": None, "highest": 105}
 
 
 async def test_a_new_epoch_of_an_announcement_takes_any_version(client_at, served):
@@ -285,8 +285,8 @@ async def test_a_new_epoch_of_an_announcement_takes_any_version(client_at, serve
     announced = await client.put_policy(104, new_epoch=True)
     await client.close()
 
-    assert ("lower_version", 409) == (caught.value.code, caught.value.status)
-    assert {"version": "104", "epoch": 1, "run": None} == announced
+    assert (caught.value.code, caught.value.status) == ("lower_version", 409)
+    assert announced == {"version": "104", "epoch": 1, "run": None}
 
 
 async def test_a_version_that_is_not_a_number_is_logged_by_the_client(client_at, served, caplog):
@@ -294,9 +294,9 @@ async def test_a_version_that_is_not_a_number_is_logged_by_the_client(client_at,
     await client.update_policy("main", lambda: None)
     await client.close()
 
-    assert ["tokentape.client"] == [
+    assert [
         record.name for record in caplog.records if "is not a number" in record.message and "tape.cl" in record.name
-    ]
+    ] == ["tokentape.client"]
 
 
 @pytest.mark.parametrize("version", [None, "", "x" * 257, 1.5, True])
@@ -306,7 +306,7 @@ async def test_an_invalid_version_is_rejected_before_calls_are_paused(client_at,
         await client.update_policy(version, lambda: None)
     await client.close()
 
-    assert ("version", []) == (caught.value.param, requests)
+    assert (caught.value.param, requests) == ("version", [])
 
 
 async def test_an_unknown_choice_for_calls_in_flight_is_rejected_before_calls_are_paused(client_at, engine, requests):
@@ -315,7 +315,7 @@ async def test_an_unknown_choice_for_calls_in_flight_is_rejected_before_calls_ar
         await client.update_policy(1, lambda: None, in_flight="kill")
     await client.close()
 
-    assert ("in_flight", []) == (caught.value.param, requests)
+    assert (caught.value.param, requests) == ("in_flight", [])
 
 
 async def test_the_asynchronous_client_awaits_the_callback(served):
@@ -328,7 +328,7 @@ async def test_the_asynchronous_client_awaits_the_callback(served):
         result = await client.update_policy(7, update)
 
     assert done.is_set()
-    assert {"version": "7", "epoch": 0, "run": None, "in_flight": 0} == result
+    assert result == {"version": "7", "epoch": 0, "run": None, "in_flight": 0}
 
 
 async def test_the_blocking_client_rejects_an_asynchronous_callback(served):
@@ -354,9 +354,9 @@ async def test_a_call_that_does_not_end_prevents_an_update_that_drains(served, e
             await client.update_policy(2, lambda: updates.append(1), drain_s=0.1, in_flight="drain")
         engine.plays(WHOLE)
         async with http.post(served.url + CHAT, json=BODY) as other:
-            assert 200 == other.status
+            assert other.status == 200
 
-        assert ("not_drained", [], None) == (caught.value.code, updates, (await client.policy())["version"])
+        assert (caught.value.code, updates, (await client.policy())["version"]) == ("not_drained", [], None)
         assert caught.value.message.startswith("1 calls are in flight after 0.1 s")
 
 
@@ -373,9 +373,9 @@ async def test_an_update_that_aborts_records_partial_steps_of_the_old_version(se
             await other.read()
     first, second = await wait_for_steps(store, "r1", 2)
 
-    assert ("partial", "1", None) == (first.status, first.policy_version, first.policy_version_end)
+    assert (first.status, first.policy_version, first.policy_version_end) == ("partial", "1", None)
     assert "because the weights changed" in first.reason
-    assert ("complete", "2", None) == (second.status, second.policy_version, second.policy_version_end)
+    assert (second.status, second.policy_version, second.policy_version_end) == ("complete", "2", None)
 
 
 async def test_calls_that_continue_have_both_versions(served, store, engine, http):
@@ -391,5 +391,5 @@ async def test_calls_that_continue_have_both_versions(served, store, engine, htt
             await call.read()
     (step,) = await wait_for_steps(store, "r1")
 
-    assert 1 == result["in_flight"]
-    assert ("complete", "1", "2") == (step.status, step.policy_version, step.policy_version_end)
+    assert result["in_flight"] == 1
+    assert (step.status, step.policy_version, step.policy_version_end) == ("complete", "1", "2")

@@ -25,22 +25,22 @@ def rewarded(reward=None, **step_rewards):
 def test_the_return_of_a_turn_is_its_discounted_reward_to_go():
     facts = rewarded(None, a=1.0, b=2.0, c=4.0)
 
-    assert (7.0, 6.0, 4.0) == returns("abc", facts, 1.0)
-    assert (1.0 + 0.5 * 2.0 + 0.25 * 4.0, 2.0 + 0.5 * 4.0, 4.0) == returns("abc", facts, 0.5)
+    assert returns("abc", facts, 1.0) == (7.0, 6.0, 4.0)
+    assert returns("abc", facts, 0.5) == (1.0 + 0.5 * 2.0 + 0.25 * 4.0, 2.0 + 0.5 * 4.0, 4.0)
 
 
 def test_the_rollouts_reward_belongs_to_the_last_turn_unless_it_has_its_own():
-    assert (0.5, 1.0) == returns("ab", rewarded(1.0), 0.5)
-    assert (1.25, 0.5) == returns("ab", rewarded(8.0, a=1.0, b=0.5), 0.5)
+    assert returns("ab", rewarded(1.0), 0.5) == (0.5, 1.0)
+    assert returns("ab", rewarded(8.0, a=1.0, b=0.5), 0.5) == (1.25, 0.5)
 
 
 def test_the_reward_of_a_turn_with_rewards_by_token_is_their_sum():
-    assert (1.75, 1.0) == returns("ab", rewarded(1.0, a=[0.5, 0.25, 0.0]), 1.0)
+    assert returns("ab", rewarded(1.0, a=[0.5, 0.25, 0.0]), 1.0) == (1.75, 1.0)
 
 
 def test_without_a_reward_of_the_last_turn_there_are_no_returns():
-    assert () == returns("ab", rewarded(None, a=1.0), 1.0)
-    assert () == returns("", rewarded(1.0), 1.0)
+    assert returns("ab", rewarded(None, a=1.0), 1.0) == ()
+    assert returns("", rewarded(1.0), 1.0) == ()
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0.01, 1))
@@ -51,7 +51,7 @@ def test_returns_are_the_sums_of_their_definition(rewards, discount):
         for turn in range(len(rewards))
     ]
 
-    assert expected == pytest.approx(returns(names, rewarded(**dict(zip(names, rewards, strict=True))), discount))
+    assert pytest.approx(returns(names, rewarded(**dict(zip(names, rewards, strict=True))), discount)) == expected
 
 
 def test_turns_are_trained_steps_and_rewarded_ones_in_the_order_of_their_recording():
@@ -65,8 +65,8 @@ def test_turns_are_trained_steps_and_rewarded_ones_in_the_order_of_their_recordi
     ]
     played = episodes(steps, FACTS, Options())[0]
 
-    assert ("a", "d", "e") == played.turns(rewarded(1.0))
-    assert ("a", "b", "d", "e") == played.turns(rewarded(1.0, b=0.5, a=1.0))
+    assert played.turns(rewarded(1.0)) == ("a", "d", "e")
+    assert played.turns(rewarded(1.0, b=0.5, a=1.0)) == ("a", "b", "d", "e")
 
 
 @given(rollouts())
@@ -84,16 +84,16 @@ def test_the_trained_turns_are_in_the_rows(steps):
     [(0, 0.0), (79, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, -1.0), (10**9, -1.0)],
 )
 def test_the_penalty_is_linear_over_the_buffer(length, expected):
-    assert expected == SoftPenalty(100, 20).of(length)
+    assert SoftPenalty(100, 20).of(length) == expected
 
 
 @pytest.mark.parametrize(("length", "expected"), [(0, 0.0), (50, -0.5), (100, -1.0)])
 def test_the_buffer_can_be_the_whole_length(length, expected):
-    assert expected == SoftPenalty(100, 100).of(length)
+    assert SoftPenalty(100, 100).of(length) == expected
 
 
 def test_the_length_of_a_response_includes_tool_outputs():
-    assert 9 == PLAYED.response_len
+    assert PLAYED.response_len == 9
 
 
 def test_the_penalty_lowers_the_rollouts_reward_and_its_last_trained_steps_own():
@@ -115,8 +115,8 @@ def test_a_short_response_keeps_its_reward():
 def test_the_longest_response_of_a_rollout_counts():
     steps = [make_step("a", [1], make_choice(0, [10] * 3)), make_step("b", [2], make_choice(0, [11] * 7))]
 
-    assert 7 == episodes(steps, FACTS, Options())[0].response_len
-    assert 3 == episodes(steps[:1], FACTS, Options())[0].response_len
+    assert episodes(steps, FACTS, Options())[0].response_len == 7
+    assert episodes(steps[:1], FACTS, Options())[0].response_len == 3
 
 
 def test_the_steps_of_a_rewarded_thread_are_an_episode():
@@ -125,11 +125,11 @@ def test_the_steps_of_a_rewarded_thread_are_an_episode():
     facts = replace(FACTS, reward=1.0, step_rewards={}, thread_rewards={"a": 0.5, "other": 9.0})
     whole, of_thread = episodes(steps, facts, Options())
 
-    assert (None, "a") == (whole.thread, of_thread.thread)
+    assert (whole.thread, of_thread.thread) == (None, "a")
     assert {step.step_id for step in steps if step.thread == "a"} == {*of_thread.steps}
     assert {*whole.steps}.isdisjoint(of_thread.steps)
-    assert {"a": -0.5, "other": 9.0} == of_thread.penalized(facts, SoftPenalty(1, 1)).thread_rewards
-    assert 1.0 == of_thread.penalized(facts, SoftPenalty(1, 1)).reward
+    assert of_thread.penalized(facts, SoftPenalty(1, 1)).thread_rewards == {"a": -0.5, "other": 9.0}
+    assert of_thread.penalized(facts, SoftPenalty(1, 1)).reward == 1.0
 
 
 LARGEST = 3.4028234663852886e38  # of float32
@@ -147,22 +147,22 @@ def of_rewards(name, rewards):
 
 @pytest.mark.parametrize("name", ["grpo", BATCH])
 def test_grpo_and_reinforce_pp_scale_by_the_population_standard_deviation(name):
-    assert [1.0, -1.0] == of_rewards(name, [1.0, 0.0])
+    assert of_rewards(name, [1.0, 0.0]) == [1.0, -1.0]
     assert [sqrt(3), -1 / sqrt(3), -1 / sqrt(3), -1 / sqrt(3)] == pytest.approx(of_rewards(name, [1.0, 0.0, 0.0, 0.0]))
 
 
 def test_dr_grpo_subtracts_the_mean():
-    assert [0.75, -0.25, -0.25, -0.25] == of_rewards("dr_grpo", [1.0, 0.0, 0.0, 0.0])
+    assert of_rewards("dr_grpo", [1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
 
 
 def test_rloo_subtracts_the_mean_of_the_other_rewards():
-    assert [1.0, -1.0] == of_rewards("rloo", [1.0, 0.0])
-    assert [1.0, -1 / 3, -1 / 3, -1 / 3] == pytest.approx(of_rewards("rloo", [1.0, 0.0, 0.0, 0.0]))
+    assert of_rewards("rloo", [1.0, 0.0]) == [1.0, -1.0]
+    assert pytest.approx(of_rewards("rloo", [1.0, 0.0, 0.0, 0.0])) == [1.0, -1 / 3, -1 / 3, -1 / 3]
 
 
 @pytest.mark.parametrize("name", [STEP, VINE])
 def test_step_and_vine_return_the_returns(name):
-    assert [[1.5, 1.0], [0.0]] == ESTIMATORS[name]([(1.5, 1.0), (0.0,)])
+    assert ESTIMATORS[name]([(1.5, 1.0), (0.0,)]) == [[1.5, 1.0], [0.0]]
 
 
 @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ def test_step_and_vine_return_the_returns(name):
 )
 def test_vine_gives_a_turn_the_next_value_minus_the_last_one(turns, values, expected):
     """Before the first state there is the value 0.125 of the start, after the last one the reward 1."""
-    assert expected == vine(turns, values, start=0.125, reward=1.0)
+    assert vine(turns, values, start=0.125, reward=1.0) == expected
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(-8, 8)), st.integers(-8, 8), st.integers(-8, 8))
 def test_vine_of_one_turn_for_each_state_adds_up_to_the_reward_minus_the_start(values, start, reward):
     """Each state is passed by one turn, and one turn comes before all of them."""
-    assert reward - start == sum(vine([-1, *sorted(values)], values, start=start, reward=reward))
+    assert sum(vine([-1, *sorted(values)], values, start=start, reward=reward)) == reward - start
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -249,17 +249,17 @@ def test_turns_and_responses_of_a_playback_are_those_of_its_live_steps():
     more = make_step("d", [1, 10, 9, 2, 11, 9, 3, 12, 9, 4], [13])
     for mode in ("prompt", "masked"):
         (episode,) = episodes([*branched(), more], facts, Options(inherited=mode))
-        assert (("c", "d"), 4) == (episode.turns(facts), episode.response_len)
-        assert (0.5, 1.0) == returns(episode.turns(facts), facts, 0.5)
+        assert (episode.turns(facts), episode.response_len) == (("c", "d"), 4)
+        assert returns(episode.turns(facts), facts, 0.5) == (0.5, 1.0)
     (episode,) = episodes([*branched(), more], facts, Options(inherited="trained"))
 
-    assert (("a", "b", "c", "d"), 10) == (episode.turns(facts), episode.response_len)
-    assert (8.625, 7.25, 0.5, 1.0) == returns(episode.turns(facts), facts, 0.5)
+    assert (episode.turns(facts), episode.response_len) == (("a", "b", "c", "d"), 10)
+    assert returns(episode.turns(facts), facts, 0.5) == (8.625, 7.25, 0.5, 1.0)
 
 
 def test_a_thread_that_is_inherited_is_no_episode():
     steps = [replace(step, thread=thread) for step, thread in zip(branched(), ("sub", "sub", "main"), strict=True)]
     facts = RolloutFacts("r1", reward=1.0, thread_rewards={"sub": 3.0})
 
-    assert [None] == [episode.thread for episode in episodes(steps, facts, Options())]
-    assert [None, "sub"] == [episode.thread for episode in episodes(steps, facts, Options(inherited="trained"))]
+    assert [episode.thread for episode in episodes(steps, facts, Options())] == [None]
+    assert [episode.thread for episode in episodes(steps, facts, Options(inherited="trained"))] == [None, "sub"]

@@ -61,12 +61,12 @@ def test_logprobs_round_trip_bit_for_bit(logprobs):
 def test_logprobs_that_float32_represents_take_4_bytes(logprobs):
     """NaN and infinity included."""
 
-    assert "f" == pack_logprobs(logprobs).typecode
+    assert pack_logprobs(logprobs).typecode == "f"
 
 
 @pytest.mark.parametrize("logprob", [-0.1, -1e40, -1e-320])
 def test_a_logprob_that_float32_would_round_makes_the_array_float64(logprob):
-    assert array("d", [-0.5, logprob]) == pack_logprobs([-0.5, logprob])
+    assert pack_logprobs([-0.5, logprob]) == array("d", [-0.5, logprob])
 
 
 @given(st.lists(INT32), st.lists(st.floats(width=32)), st.sampled_from("fd"))
@@ -84,7 +84,7 @@ def test_bytes_are_little_endian():
     swapped = array("i", [1])
     swapped.byteswap()
 
-    assert b"\1\0\0\0\xff\xff\xff\xff" == to_little_endian(array("i", [1, -1]))
+    assert to_little_endian(array("i", [1, -1])) == b"\1\0\0\0\xff\xff\xff\xff"
     assert to_little_endian(array("i", [1])) == _swapped(swapped)
 
 
@@ -98,8 +98,8 @@ def test_bytes_that_end_within_a_number_are_rejected():
 def test_nan_infinity_and_negative_zero_are_preserved():
     packed = pack_logprobs([None, nan, -inf, -0.0])
 
-    assert [True, True] == [isnan(value) for value in packed[:2]]
-    assert "[-inf, -0.0]" == repr(packed[2:].tolist())
+    assert [isnan(value) for value in packed[:2]] == [True, True]
+    assert repr(packed[2:].tolist()) == "[-inf, -0.0]"
 
 
 @given(st.lists(st.lists(INT32)))
@@ -121,7 +121,7 @@ def test_routed_experts_round_trip_as_base64(raw, start):
     text = b64encode(start + raw).decode()
     packed = pack_experts(text)
 
-    assert start + raw == packed.raw
+    assert packed.raw == start + raw
     assert ("npy" if packed.raw.startswith(b"\x93NUMPY") else "int32") == packed.form
     assert text == unpack_experts(packed)
 

@@ -89,7 +89,7 @@ def test_new_units_are_stored_in_aligned_runs(known, units, runs):
     _, writer = written_units(raw[: units * UNIT_BYTES], names)
 
     assert runs == runs_of(writer)
-    assert 16 == RUN_UNITS
+    assert RUN_UNITS == 16
 
 
 @settings(max_examples=300)
@@ -129,7 +129,7 @@ def test_branches_of_a_stored_run_store_their_common_beginning_once():
         _, writer = written_units(raw[: 11 * UNIT_BYTES] + os.urandom(5 * UNIT_BYTES), known)
         new.append(runs_of(writer))
 
-    assert [[16], [8, 2, 1, 1, 4], [1, 4], [1, 4]] == new
+    assert new == [[16], [8, 2, 1, 1, 4], [1, 4], [1, 4]]
 
 
 def test_a_common_prompt_is_compressed_once_before_it_is_stored():
@@ -139,8 +139,8 @@ def test_a_common_prompt_is_compressed_once_before_it_is_stored():
     with patch.object(BlockWriter, "compress", lambda _, piece: compressed.append(piece) or piece):
         ends = {writer.write(IDS, raw) for writer in writers}
 
-    assert 1 == len(ends)
-    assert 32 == len(compressed)
+    assert len(ends) == 1
+    assert len(compressed) == 32
     assert all(writers[0].blocks == writer.blocks for writer in writers)
 
 
@@ -148,7 +148,7 @@ def test_a_common_prompt_is_compressed_once_before_it_is_stored():
 def test_chains_round_trip(pieces):
     end, writer = written(IDS, pieces)
 
-    assert tuple(pieces) == BlockReader(writer.blocks).read(IDS, end)
+    assert BlockReader(writer.blocks).read(IDS, end) == tuple(pieces)
     assert len(pieces) == len(writer.blocks)
     assert [end] * bool(pieces) == writer.ends
 
@@ -156,8 +156,8 @@ def test_chains_round_trip(pieces):
 def test_an_empty_chain_is_the_root_and_has_no_block():
     end, writer = written(IDS, [])
 
-    assert (ROOT, {}) == (end, writer.blocks)
-    assert () == BlockReader({}).read(IDS, ROOT)
+    assert (end, writer.blocks) == (ROOT, {})
+    assert BlockReader({}).read(IDS, ROOT) == ()
 
 
 def test_messages_are_read_as_json_and_equal_prefixes_share_the_object():
@@ -167,7 +167,7 @@ def test_messages_are_read_as_json_and_equal_prefixes_share_the_object():
     long = writer.write(MESSAGES, [orjson.dumps(first), orjson.dumps(second)])
     reader = BlockReader(writer.blocks)
 
-    assert (first, second) == reader.read(MESSAGES, long)
+    assert reader.read(MESSAGES, long) == (first, second)
     assert reader.read(MESSAGES, short)[0] is reader.read(MESSAGES, long)[0]
     assert len(writer.blocks) == 2
 
@@ -180,7 +180,7 @@ def test_a_blocks_name_depends_on_kind_content_and_predecessors():
         *written(IDS, [b"2", b"1"])[1].blocks,
     }
 
-    assert 5 == len(names)
+    assert len(names) == 5
 
 
 @given(PIECES, PIECES, PIECES)
@@ -193,7 +193,7 @@ def test_only_blocks_after_the_stored_prefix_are_new(shared, left, right):
     assert not first.blocks.keys() & second.blocks.keys()
     assert set(second.leans_on) <= first.blocks.keys()
     assert bool(second.leans_on) == (len(second.blocks) < len(shared + right))
-    assert tuple(shared + right) == BlockReader(together).read(IDS, end)
+    assert BlockReader(together).read(IDS, end) == tuple(shared + right)
 
 
 def test_a_known_last_block_implies_the_whole_chain():
@@ -201,8 +201,8 @@ def test_a_known_last_block_implies_the_whole_chain():
     _, again = written(IDS, [b"a", b"b", b"c"], known={end})
     _, longer = written(IDS, [b"a", b"b", b"c", b"d"], known={end})
 
-    assert ({}, [end]) == (again.blocks, again.leans_on)
-    assert (1, [end]) == (len(longer.blocks), longer.leans_on)
+    assert (again.blocks, again.leans_on) == ({}, [end])
+    assert (len(longer.blocks), longer.leans_on) == (1, [end])
     assert len(first.blocks) == 3
 
 
@@ -213,7 +213,7 @@ def test_pieces_are_compressed_only_if_it_makes_them_smaller():
     (large,) = written(IDS, [dense])[1].blocks.values()
 
     assert len(small) < 60
-    assert 17 + UNIT_BYTES == len(large)
+    assert len(large) == 17 + UNIT_BYTES
 
 
 @given(st.lists(st.binary(min_size=1, max_size=80), min_size=1, max_size=4), st.data())
@@ -235,7 +235,7 @@ def test_a_damaged_block_raises_or_reads_as_the_same_pieces(pieces, draw):
         except BrokenChain:
             continue
 
-        assert tuple(pieces) == read
+        assert read == tuple(pieces)
 
 
 def test_a_missing_block_is_named_in_the_error():
@@ -260,7 +260,7 @@ def test_reading_a_growing_chain_decodes_each_block_once():
     reader = BlockReader(counted)
     lengths = [len(reader.read(MESSAGES, end)) for end in ends]
 
-    assert list(range(100, 4_001, 100)) == lengths
+    assert lengths == list(range(100, 4_001, 100))
     assert len(counted.fetched) == len(blocks) == 4_000
 
 
@@ -308,7 +308,7 @@ def test_the_common_beginning_of_long_chains_is_hashed_once():
         written(IDS, pieces[:90], known)
         _, last = written(IDS, [*pieces[:89], b"3"], known)
 
-    assert [b"1", b"2", b"3"] == [call.args[0] for call in hashed.call_args_list]
+    assert [call.args[0] for call in hashed.call_args_list] == [b"1", b"2", b"3"]
     assert known.chain_bytes == 89 * UNIT_BYTES + 1 + 90 * 100 + sum(map(len, last.blocks.values()))
 
 
@@ -316,7 +316,7 @@ def test_short_chains_are_not_kept():
     known = KnownBlocks()
     written(IDS, [b"a" * UNIT_BYTES] * 7, known)
 
-    assert 0 == known.chain_bytes
+    assert known.chain_bytes == 0
 
 
 def test_readers_of_several_threads_decompress_at_once():

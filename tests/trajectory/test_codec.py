@@ -154,7 +154,7 @@ def test_a_step_round_trips_bit_for_bit(step):
     read = decode(written.record, BlockReader(written.blocks), step.index)
 
     assert comparable(step) == comparable(read)
-    assert () == written.leans_on
+    assert written.leans_on == ()
 
 
 @given(st.lists(steps(), max_size=4))
@@ -308,7 +308,7 @@ def test_a_response_that_is_nested_too_deeply_for_json_is_dropped_and_flagged(de
     step = replace(a_step(), response={"choices": deep}, problems=())
     encoded, record = encode_leniently(step)
 
-    assert (is_kept, is_kept) == (encoded.response is not None, encoded.exact)
+    assert (encoded.response is not None, encoded.exact) == (is_kept, is_kept)
     assert encoded.choices[0].ids == decode(record.record, BlockReader(record.blocks)).choices[0].ids
 
 
@@ -330,7 +330,7 @@ def test_a_finish_or_stop_reason_of_another_type_is_dropped_and_flagged(name, wr
     step = read(with_choice(**{name: wrong}))
 
     assert None is getattr(step.choices[0], name)
-    assert (False, ("unparsed_event",)) == (step.exact, step.problems)
+    assert (step.exact, step.problems) == (False, ("unparsed_event",))
 
 
 @pytest.mark.parametrize(("version", "expected"), [("v3", "v3"), (None, None), (3, "3"), (-1, "-1"), (0, "0")])
@@ -338,7 +338,7 @@ def test_a_policy_version_is_a_string_or_the_digits_of_an_integer(version, expec
     """In spans and in the step."""
     step = read(replace(with_choice(spans=(Span(0, 2, version),)), policy_version=version, policy_version_end=version))
 
-    assert [expected] * 3 == [step.choices[0].spans[0].policy_version, step.policy_version, step.policy_version_end]
+    assert [step.choices[0].spans[0].policy_version, step.policy_version, step.policy_version_end] == [expected] * 3
     assert step.exact
 
 
@@ -346,7 +346,7 @@ def test_a_policy_version_is_a_string_or_the_digits_of_an_integer(version, expec
 def test_policy_versions_of_another_type_are_dropped_and_flagged(version):
     step = read(with_choice(spans=(Span(0, 2, version),)))
 
-    assert (None, ("unparsed_event",)) == (step.choices[0].spans[0].policy_version, step.problems)
+    assert (step.choices[0].spans[0].policy_version, step.problems) == (None, ("unparsed_event",))
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2**63 - 1])
@@ -369,7 +369,7 @@ def test_version_spans_outside_of_the_sampled_ids_are_dropped_and_flagged(span):
     """All spans of the choice are dropped."""
     step = read(with_choice(spans=(Span(0, 1, "1"), Span(*span, "2"))))
 
-    assert ((), ("version_spans",)) == (step.choices[0].spans, step.problems)
+    assert (step.choices[0].spans, step.problems) == ((), ("version_spans",))
 
 
 @pytest.mark.parametrize("prompt", [-1, -5])
@@ -418,7 +418,7 @@ def test_other_fields_of_a_wrong_type_are_dropped():
     }  # fmt: skip
     step = read(replace(make_step("a", [1], [2]), **wrong))
 
-    assert (None, None, None, {"x": 1}) == (step.model_served, step.usage, step.reason, step.extra)
+    assert (step.model_served, step.usage, step.reason, step.extra) == (None, None, None, {"x": 1})
     assert (Timing(1.0), None, ("unparsed_event",)) == (step.timing, step.engine.version, step.problems)
 
 
@@ -431,7 +431,7 @@ def test_a_response_is_an_object_or_none(value):
         return  # nested too deeply to be encoded
 
     assert step.response is None or isinstance(step.response, dict)
-    assert array("i", [2]) == step.choices[0].ids
+    assert step.choices[0].ids == array("i", [2])
 
 
 CHOICE = {"index": 1, "text": "b"}
@@ -451,11 +451,11 @@ CHOICE = {"index": 1, "text": "b"}
 )
 def test_malformed_choices_are_ignored(response, expected):
     """By index; of duplicates the first."""
-    assert expected == answers_of(make_step("a", [1], [2], response=response))
+    assert answers_of(make_step("a", [1], [2], response=response)) == expected
 
 
 @pytest.mark.parametrize(
     ("messages", "expected"), [([1, "a"], [1, "a"]), ({"a": 1}, []), ("hi", []), (None, []), (5, [])]
 )
 def test_messages_of_another_type_are_an_empty_list(messages, expected):
-    assert expected == messages_of(make_step("a", [1], [2], request={"messages": messages}))
+    assert messages_of(make_step("a", [1], [2], request={"messages": messages})) == expected

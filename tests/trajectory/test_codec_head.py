@@ -69,16 +69,16 @@ def test_the_policy_default_is_not_written():
     """So the record of a step without named policies has no more bytes than before, and an old record has that policy."""
     head = head_json(replace(STEP, policy="default"))
 
-    assert ("planner", False) == (HEAD["policy"], "policy" in head)
-    assert ["default", "default", "planner"] == [read(each)["policy"] for each in (head, {**head, "reason": 5}, HEAD)]
+    assert (HEAD["policy"], "policy" in head) == ("planner", False)
+    assert [read(each)["policy"] for each in (head, {**head, "reason": 5}, HEAD)] == ["default", "default", "planner"]
 
 
 def test_the_first_epoch_is_not_written():
     """So the record of a step of the first epoch has no more bytes than before, and an old record is of that epoch."""
     later = head_json(replace(STEP, choices=(replace(CHOICE, spans=(Span(0, 2, "v1", 3),)),)))
 
-    assert {"start", "end", "policy_version"} == HEAD["choices"][0]["spans"][0].keys()
-    assert (0, 3) == tuple(read_head(orjson.dumps(head)).choices[0].spans[0].epoch for head in (HEAD, later))
+    assert HEAD["choices"][0]["spans"][0].keys() == {"start", "end", "policy_version"}
+    assert tuple(read_head(orjson.dumps(head)).choices[0].spans[0].epoch for head in (HEAD, later)) == (0, 3)
 
 
 def test_a_head_of_this_version_is_read():

@@ -29,8 +29,8 @@ def test_replies_are_found_by_their_places_and_keys():
     for place, key, reply in [("a", 1, "r1"), ("b", 1, "r2"), ("b", 2, "r3"), ("b", 1, "r4")]:
         replies.add(place, key, reply)
 
-    assert [(2, {1: ["r2", "r4"], 2: ["r3"]}), (0, {1: ["r1"]})] == list(replies.follow(["a", "c", "b"]))
-    assert ({1: ["r1"]}, {}) == (replies.at("a"), replies.at("c"))
+    assert list(replies.follow(["a", "c", "b"])) == [(2, {1: ["r2", "r4"], 2: ["r3"]}), (0, {1: ["r1"]})]
+    assert (replies.at("a"), replies.at("c")) == ({1: ["r1"]}, {})
 
 
 def called(**function) -> dict:
@@ -60,7 +60,7 @@ def test_names_distinguish_messages_but_not_replies():
     """Engines return replies without one, and some agents name them."""
     digests, user = Digests(), {"role": "user", "content": "Hi"}
 
-    assert 3 == len({digests.of(message) for message in (user, {**user, "name": "a"}, {**user, "name": "b"})})
+    assert len({digests.of(message) for message in (user, {**user, "name": "a"}, {**user, "name": "b"})}) == 3
     assert digests.of(user) == digests.of({**user, "name": None})
     assert digests.of(REPLY) == digests.of({**REPLY, "name": "helper"})
 
@@ -95,7 +95,7 @@ def test_equal_prefixes_have_equal_digests():
 
     assert first[0] == second[0]
     assert first[1] != second[1]
-    assert [] == digests.chain("no list")
+    assert digests.chain("no list") == []
 
 
 @given(
@@ -131,7 +131,7 @@ def test_messages_are_digested_once():
     with patch("proxy.trajectory.conversations.blake2b", side_effect=blake2b) as hashed:
         second = newest.chain([long, REPLY, CALL])
 
-    assert (first, 2) == (second[:2], hashed.call_count)
+    assert (second[:2], hashed.call_count) == (first, 2)
     assert 70_000 < newest.size < 71_000
     newest.chain([REPLY])
     assert newest.size < 1000
@@ -168,10 +168,10 @@ def test_reasoning_tool_calls_and_text_of_a_reply_are_found():
     assert thinks({**REPLY, "content": "hm</think>4"})
     assert not thinks(REPLY)
     assert not thinks(None)
-    assert ["hm", "hm", "", ""] == [
+    assert [
         thoughts_of(message)
         for message in ({"reasoning": "hm"}, {"reasoning_content": "hm"}, {"reasoning": ["odd"]}, REPLY)
-    ]
+    ] == ["hm", "hm", "", ""]
     assert calls_tools(CALL)
     assert not calls_tools(REPLY)
-    assert "ab" == text_of({"content": [{"text": "a"}, {"image_url": {}}, {"text": "b"}, "odd"]})
+    assert text_of({"content": [{"text": "a"}, {"image_url": {}}, {"text": "b"}, "odd"]}) == "ab"

@@ -39,8 +39,8 @@ def test_a_prompt_that_ends_within_the_earlier_ids_drifts_at_its_end():
     first = call("a", [1], [[10, 11]], [ASK], REPLY)
     (drift,) = find_drift(grow([first, call("b", [1, 10], [[20]], [ASK, REPLY, MORE], REPLY)]))
 
-    assert (2, (1, 10, 11), (1, 10)) == (drift.index, drift.expected_ids, drift.found_ids)
-    assert "template" == drift.kind, "the template omits the end of a reply"
+    assert (drift.index, drift.expected_ids, drift.found_ids) == (2, (1, 10, 11), (1, 10))
+    assert drift.kind == "template", "the template omits the end of a reply"
 
 
 def test_continued_ids_other_messages_and_other_dialects_are_no_drift():
@@ -51,8 +51,8 @@ def test_continued_ids_other_messages_and_other_dialects_are_no_drift():
     silent = call("e", [9], [[20]], "no list of messages")
     malformed = call("f", [9], [[20]], ["no message", MORE], "no message")
 
-    assert [] == find_drift(grow([first, continued, elsewhere, compacted, silent, malformed]))
-    assert [] == find_drift(grow([first, call("f", [9], [[20]], [ASK, REPLY, MORE], REPLY, dialect="completions")]))
+    assert find_drift(grow([first, continued, elsewhere, compacted, silent, malformed])) == []
+    assert find_drift(grow([first, call("f", [9], [[20]], [ASK, REPLY, MORE], REPLY, dialect="completions")])) == []
 
 
 def test_reasoning_nulls_and_call_ids_that_an_agent_drops_do_not_hide_drift():
@@ -72,7 +72,7 @@ def test_reasoning_nulls_and_call_ids_that_an_agent_drops_do_not_hide_drift():
     tool = {"role": "tool", "content": "4", "tool_call_id": "y"}
     steps = [call("a", [1], [[10]], [ASK], reply), call("b", [1, 9], [[20]], [ASK, sent_back, tool], REPLY)]
 
-    assert [("b", "a")] == [(drift.step_id, drift.earlier_step_id) for drift in find_drift(grow(steps))]
+    assert [(drift.step_id, drift.earlier_step_id) for drift in find_drift(grow(steps))] == [("b", "a")]
 
 
 LOOK = {"name": "look", "arguments": "{}"}
@@ -100,8 +100,8 @@ def test_a_reply_that_is_sent_back_as_parts_is_not_edited():
     a = call("a", [1], [[10], [11]], [ASK], REPLY, REPLY)
     rewritten, continued = [call("b", ids, [[20]], [ASK, parts, MORE], REPLY) for ids in ([7], [1, 11, 2])]
 
-    assert [("a", "unexplained")] == [(drift.earlier_step_id, drift.kind) for drift in find_drift(grow([a, rewritten]))]
-    assert [] == find_drift(grow([a, continued]))
+    assert [(drift.earlier_step_id, drift.kind) for drift in find_drift(grow([a, rewritten]))] == [("a", "unexplained")]
+    assert find_drift(grow([a, continued])) == []
 
 
 def test_an_edited_later_reply_is_reported_instead_of_an_earlier_unchanged_one():
@@ -111,8 +111,8 @@ def test_an_edited_later_reply_is_reported_instead_of_an_earlier_unchanged_one()
     b = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
     c = call("c", [1, 10, 2, 21], [[30]], [ASK, REPLY, MORE, edited, MORE], REPLY)
 
-    assert [("c", "b", "edited")] == [
-        (drift.step_id, drift.earlier_step_id, drift.kind) for drift in find_drift(grow([a, b, c]))
+    assert [(drift.step_id, drift.earlier_step_id, drift.kind) for drift in find_drift(grow([a, b, c]))] == [
+        ("c", "b", "edited")
     ]
 
 
@@ -122,7 +122,7 @@ def test_messages_without_the_earlier_reply_are_another_branch():
     dropped = call("b", [1, 2, 4], [[20]], [system, ASK, MORE], REPLY)
     continued = call("c", [1, 2, 4, 20, 5], [[30]], [system, ASK, MORE, REPLY, MORE], REPLY)
 
-    assert [] == find_drift(grow([first, dropped, continued]))
+    assert find_drift(grow([first, dropped, continued])) == []
 
 
 def test_one_edited_message_of_a_user_or_tool_is_drift():
@@ -132,11 +132,11 @@ def test_one_edited_message_of_a_user_or_tool_is_drift():
     edited_once = call("b", [1, 3], [[20]], [system, edited, REPLY, MORE], REPLY)
     edited_twice = call("b", [1, 3], [[20]], [MORE, edited, REPLY, MORE], REPLY)
 
-    assert [("b", "a", "edited", 1)] == [
+    assert [
         (drift.step_id, drift.earlier_step_id, drift.kind, drift.index)
         for drift in find_drift(grow([first, edited_once]))
-    ]
-    assert [] == find_drift(grow([first, edited_twice]))
+    ] == [("b", "a", "edited", 1)]
+    assert find_drift(grow([first, edited_twice])) == []
 
 
 THINKING = {**REPLY, "reasoning": "hm"}
@@ -171,7 +171,7 @@ def test_drift_has_a_kind_by_its_texts(reply, prompt, texts, kind):
     assert isinstance(boundary, Boundary)
     assert kind == explain(boundary, *texts).kind
     assert kind in KINDS
-    assert "unexplained" == explain(boundary).kind, "the kind depends on the texts"
+    assert explain(boundary).kind == "unexplained", "the kind depends on the texts"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_incomplete_characters_are_not_compared(expected, found):
     steps = [call("a", [1], [[10, 11]], [ASK], REPLY), call("b", [1, 10, 13], [[20]], [ASK, REPLY, MORE], REPLY)]
     (boundary,) = find_boundaries(grow(steps))
 
-    assert "retokenized" == explain(boundary, expected, found).kind
+    assert explain(boundary, expected, found).kind == "retokenized"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_kind_that_messages_and_ids_decide_does_not_depend_on_texts(prompt, se
     steps = [call("a", [1] * 10 + [2], [[10, 11]], [ASK], THINKING), call("b", prompt, [[20]], [ASK, sent_back, MORE])]
     (boundary,) = find_boundaries(grow(steps))
 
-    assert {kind} == {boundary.known, explain(boundary).kind, explain(boundary, "a", "a").kind}
+    assert {boundary.known, explain(boundary).kind, explain(boundary, "a", "a").kind} == {kind}
 
 
 def test_the_key_of_a_window_is_made_of_engine_expected_and_found_ids():
@@ -224,8 +224,8 @@ def test_a_template_that_strips_reasoning_of_an_earlier_reply_drifts_there():
     c = call("c", [1, 11, 2, 20, 3], [[30]], [ASK, THINKING, MORE, REPLY, MORE], REPLY)
     (boundary,) = find_boundaries(grow([a, b, c]))
 
-    assert ("b", 1, True) == (boundary.earlier.step.step_id, boundary.window.index, boundary.in_reply)
-    assert "reasoning_stripped" == explain(boundary, "<think>hm", "more").kind
+    assert (boundary.earlier.step.step_id, boundary.window.index, boundary.in_reply) == ("b", 1, True)
+    assert explain(boundary, "<think>hm", "more").kind == "reasoning_stripped"
 
 
 @given(forests())
@@ -233,7 +233,7 @@ def test_steps_that_join_a_sequence_never_drift(steps):
     """Nor do steps without messages; and finding drift changes no sequence."""
     before = sequences(steps, RolloutFacts("r1", None, "open", None, {}, None, {}))
 
-    assert [] == find_boundaries(grow(steps))
+    assert find_boundaries(grow(steps)) == []
     assert before == sequences(steps, RolloutFacts("r1", None, "open", None, {}, None, {}))
 
 
@@ -244,29 +244,29 @@ def test_ids_that_differ_within_the_earlier_prompt_are_drift():
     (drift,) = find_drift(grow([first, call("b", [1, 60, *opening, 10, 3], [[20]], [ASK, REPLY, MORE], REPLY)]))
 
     assert (1, (1, 50, *opening[:7]), (1, 60, *opening[:7])) == (drift.index, drift.expected_ids, drift.found_ids)
-    assert "template" == drift.kind
+    assert drift.kind == "template"
 
 
 def test_a_continued_last_message_drifts_where_its_ids_differ():
     first = call("a", [1], [[10, 9]], [ASK], REPLY)  # 9 ends the turn; a continued message has no end
     drifted = find_drift(grow([first, call("b", [1, 10], [[20]], [ASK, REPLY], MORE)]))
 
-    assert [("b", "a", 2)] == [(drift.step_id, drift.earlier_step_id, drift.index) for drift in drifted]
+    assert [(drift.step_id, drift.earlier_step_id, drift.index) for drift in drifted] == [("b", "a", 2)]
 
 
 def test_a_call_with_several_choices_drifts_once():
     first = call("a", [1], [[10]], [ASK], REPLY)
 
-    assert 1 == len(find_drift(grow([first, call("b", [7], [[20], [21]], [ASK, REPLY, MORE], REPLY, REPLY)])))
+    assert len(find_drift(grow([first, call("b", [7], [[20], [21]], [ASK, REPLY, MORE], REPLY, REPLY)]))) == 1
 
 
 def test_a_step_that_continues_any_call_with_that_reply_has_not_drifted():
     """Otherwise the oldest call is reported."""
     twins = [call("a", [1], [[10], [11]], [ASK], REPLY, REPLY), call("b", [1], [[12]], [ASK], REPLY)]
 
-    assert [] == find_drift(grow([*twins, call("c", [1, 12], [[20]], [ASK, REPLY, MORE], REPLY)]))
+    assert find_drift(grow([*twins, call("c", [1, 12], [[20]], [ASK, REPLY, MORE], REPLY)])) == []
     (drift,) = find_drift(grow([*twins, call("c", [1, 13], [[20]], [ASK, REPLY, MORE], REPLY)]))
-    assert ("a", 0) == (drift.earlier_step_id, drift.earlier_choice)
+    assert (drift.earlier_step_id, drift.earlier_choice) == ("a", 0)
 
 
 def test_a_step_is_compared_with_the_latest_turn_that_it_continues():
@@ -274,8 +274,8 @@ def test_a_step_is_compared_with_the_latest_turn_that_it_continues():
     b = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
     c = call("c", [1, 10, 2, 21], [[30]], [ASK, REPLY, MORE, REPLY, MORE], REPLY)
 
-    assert [("c", "b", 3)] == [
-        (drift.step_id, drift.earlier_step_id, drift.index) for drift in find_drift(grow([a, b, c]))
+    assert [(drift.step_id, drift.earlier_step_id, drift.index) for drift in find_drift(grow([a, b, c]))] == [
+        ("c", "b", 3)
     ]
 
 
@@ -283,8 +283,9 @@ def test_malformed_choices_of_a_response_are_ignored():
     first = call("a", [1], [[10]], [ASK], REPLY)
     malformed = {"choices": ["malformed", *first.response["choices"]]}
 
-    assert [] == find_drift(
-        grow([replace(first, response=malformed), call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)])
+    assert (
+        find_drift(grow([replace(first, response=malformed), call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)]))
+        == []
     )
 
 
@@ -326,15 +327,15 @@ def kind(message: dict, expected: str, found: str) -> str:
 )
 def test_whitespace_within_a_call_is_a_rewritten_call(message, expected, found, expected_kind):
     """Differences in content or reasoning are not."""
-    assert expected_kind == kind(message, expected, found)
+    assert kind(message, expected, found) == expected_kind
 
 
 def test_outside_of_a_reply_different_text_is_the_templates():
     """Equal text in other tokens is retokenized, anywhere."""
     outside = {"in_reply": False, "may_lose_thoughts": False}
 
-    assert "template" == kind_by_texts(reply(), "assistant\n\nso", "assistant\nso", **outside)
-    assert "retokenized" == kind_by_texts(reply(), "assistant\nso", "assistant\nso it", **outside)
+    assert kind_by_texts(reply(), "assistant\n\nso", "assistant\nso", **outside) == "template"
+    assert kind_by_texts(reply(), "assistant\nso", "assistant\nso it", **outside) == "retokenized"
 
 
 def test_each_kind_is_documented_with_a_sentence():

@@ -80,7 +80,7 @@ def test_any_of_several_equal_replies_may_be_continued():
     assert endings.add(call("b", [*OPENED, 51, 2], [[60]], [ASK, REPLY, MORE], REPLY)) is None
     window = endings.add(call("c", [*OPENED, 52, 2], [[60]], [ASK, REPLY, MORE], REPLY))
     assert window is not None
-    assert 50 == window.expected_ids[window.index - window.start]
+    assert window.expected_ids[window.index - window.start] == 50
 
 
 def test_only_the_latest_endings_of_a_policy_are_kept():
@@ -111,7 +111,7 @@ def test_steps_without_chat_messages_a_reply_or_ids_are_not_stored(step):
     endings = Endings()
 
     assert endings.add(step) is None
-    assert "<Endings of 0 policies, 0 bytes>" == repr(endings)
+    assert repr(endings) == "<Endings of 0 policies, 0 bytes>"
     assert endings.add(call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
 
 
@@ -123,7 +123,7 @@ def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
     monkeypatch.setattr("proxy.trajectory.endings.Digests.of", lambda _, message: digested.append(message) or b"")
     endings.add(call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
 
-    assert [REPLY] == digested  # the step's own reply
+    assert digested == [REPLY]  # the step's own reply
 
 
 @pytest.mark.parametrize("content", ["reply" * 100_000, [{"type": "text", "text": "reply"}]])

@@ -68,7 +68,7 @@ def test_values_of_a_choice_are_not_stored_again_in_the_response(fields):
     choice = replace(make_choice(0, [1, 2, 3]), routed_experts=pack_experts(TEXT), sampling_mask=pack_mask(MASK))
     left, again = left_out({"choices": [{"index": 0, **fields}]}, (choice,))
 
-    assert 2 == len(again)
+    assert len(again) == 2
     assert TEXT.encode() not in orjson.dumps(left)
     assert b"[5,6]" not in orjson.dumps(left)
 
@@ -130,7 +130,7 @@ def test_experts_of_two_steps_join_without_a_gap_or_not_at_all(first, second, st
         assert joined is None
     else:
         assert (start + second, before.raw) == (joined.count, joined.raw[:first])
-        assert bytes(range(100 + first - start, 100 + second)) == joined.raw[first:]
+        assert joined.raw[first:] == bytes(range(100 + first - start, 100 + second))
     assert join_experts([(0, after)]) == after
     assert join_experts([]) is join_experts([(1, after)]) is join_experts([(0, before), (first, None)]) is None
     assert join_experts([(0, before), (first, ExpertRows(after.raw, second, (1, 1), "uint8"))]) is None

@@ -10,13 +10,13 @@ from proxy.trajectory.facts import RolloutFacts
 def test_facts_default_to_none():
     facts = RolloutFacts("r1")
 
-    assert (None, None, {}, None, {}) == (
+    assert (
         facts.group_id,
         facts.reward,
         facts.step_rewards,
         facts.advantages,
         facts.metadata,
-    )
+    ) == (None, None, {}, None, {})
 
 
 FACTS = RolloutFacts("r1", step_rewards={"s1": 2, "s2": [0.5, 0.25]})
@@ -24,12 +24,12 @@ FACTS = RolloutFacts("r1", step_rewards={"s1": 2, "s2": [0.5, 0.25]})
 
 def test_a_steps_reward_is_the_sum_of_its_tokens():
     """None if the step has no reward."""
-    assert [2.0, 0.75, None] == [FACTS.step_reward(step) for step in ("s1", "s2", "s3")]
+    assert [FACTS.step_reward(step) for step in ("s1", "s2", "s3")] == [2.0, 0.75, None]
 
 
 def test_token_rewards_are_a_list_of_numbers():
     """A single number is a step reward."""
-    assert [None, [0.5, 0.25], None] == [FACTS.token_rewards(step) for step in ("s1", "s2", "s3")]
+    assert [FACTS.token_rewards(step) for step in ("s1", "s2", "s3")] == [None, [0.5, 0.25], None]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_facts_of_one_row_or_without_a_reward_are_not_divided():
     rewarded = replace(FACTS, reward=2.0)
 
     assert rewarded == rewarded.split(1) == rewarded.split(0)
-    assert FACTS == FACTS.split(3)
+    assert FACTS.split(3) == FACTS
 
 
 def test_rows_of_a_rewarded_thread_have_its_reward_and_advantage():
@@ -57,9 +57,13 @@ def test_rows_of_a_rewarded_thread_have_its_reward_and_advantage():
     )
     threads = ["main", "main", "a", "b", None]
 
-    assert [(3.0, 2.0), (3.0, 2.0), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5)] == [
-        (row.reward, row.advantages) for row in facts.of_rows(threads, split=False)
+    assert [(row.reward, row.advantages) for row in facts.of_rows(threads, split=False)] == [
+        (3.0, 2.0),
+        (3.0, 2.0),
+        (1.0, 0.5),
+        (1.0, 0.5),
+        (1.0, 0.5),
     ]
-    assert [1.5, 1.5, 1.0, 0.5, 0.5] == [row.reward for row in facts.of_rows(threads, split=True)]
+    assert [row.reward for row in facts.of_rows(threads, split=True)] == [1.5, 1.5, 1.0, 0.5, 0.5]
     assert facts is facts.of_thread("b") is facts.of_thread(None)
-    assert ("main", None, None) == tuple(map(facts.rewarded, ("main", "b", None)))
+    assert tuple(map(facts.rewarded, ("main", "b", None))) == ("main", None, None)

@@ -91,7 +91,7 @@ UNCOUNTED = {"usage": None}
     ],
 )  # fmt: skip
 def test_each_defect_of_a_response_has_its_flag(found, expected):
-    assert expected == check(found)
+    assert check(found) == expected
 
 
 ODD = {
@@ -132,7 +132,7 @@ def test_an_ordinary_step_has_the_flags_of_the_general_checks(data, changed):
     with patch("proxy.trajectory.fidelity._is_usual", return_value=False):
         expected = check(found)
 
-    assert expected == check(found)
+    assert check(found) == expected
     assert changed or _is_usual(found)
 
 
@@ -147,7 +147,7 @@ def test_each_flag_is_described_by_a_sentence():
 
     assert list(PROBLEMS.values()) == sentences
     assert all(sentence.endswith(".") for sentence in sentences)
-    assert ["later: unknown problem."] == describe(["later"])
+    assert describe(["later"]) == ["later: unknown problem."]
 
 
 def test_every_token_of_a_long_response_is_checked():

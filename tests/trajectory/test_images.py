@@ -60,16 +60,16 @@ def test_images_are_named_in_the_order_of_the_messages():
     first, web, second, again = names_in(messages)
 
     assert (WEB, first) == (web, again)
-    assert 32 == len(first) == len(second)
+    assert len(first) == len(second) == 32
     assert first != second
-    assert {"AAAA": first, "BBBB": second} == {data: name.hex() for data, name in data_in(messages).items()}
-    assert [] == names_in(None) == names_in([{}])
+    assert {data: name.hex() for data, name in data_in(messages).items()} == {"AAAA": first, "BBBB": second}
+    assert names_in(None) == names_in([{}]) == []
 
 
 @pytest.mark.parametrize("url", ["data:", "data:,", "data:,\N{SNOWMAN}", "data:,\ud800"])
 def test_data_that_is_empty_or_no_ascii_has_a_name_and_is_not_stored_apart(url):
-    assert 32 == len(names_in([message(part(url))])[0])
-    assert {} == data_in([message(part(url))])
+    assert len(names_in([message(part(url))])[0]) == 32
+    assert data_in([message(part(url))]) == {}
 
 
 @given(IDS)
@@ -97,11 +97,11 @@ def test_runs_equal_the_groups_of_itertools(ids):
 )
 def test_a_placeholder_has_one_run_for_each_image(prompt, candidates, expected):
     """Another number of runs is a problem; an unknown placeholder, or two that fit, is none, and has no places."""
-    assert expected == aligned(["a", "b"], candidates, [array("i", prompt)])
+    assert aligned(["a", "b"], candidates, [array("i", prompt)]) == expected
 
 
 def test_several_prompts_have_no_places():
-    assert (None, ()) == aligned(["a"], [PAD], [array("i", [PAD]), array("i", [PAD])])
+    assert aligned(["a"], [PAD], [array("i", [PAD]), array("i", [PAD])]) == (None, ())
 
 
 def test_places_are_where_the_runs_are():
@@ -116,7 +116,7 @@ def test_places_are_where_the_runs_are():
 def test_a_step_with_an_odd_record_of_images_has_none(images):
     odd = make_step("a", [PAD], [1], extra={IMAGES: images})
 
-    assert [] == list(recorded(odd)) == placed(odd, odd.prompts[0])
+    assert list(recorded(odd)) == placed(odd, odd.prompts[0]) == []
     assert ("", odd.prompts[0]) == distinct(odd, odd.prompts[0])
 
 
@@ -132,7 +132,7 @@ def test_ids_differ_where_images_differ(mine, others, length):
         prompts.append(distinct(step(ids, *names), array("i", ids)))
     (key, ids), (other_key, other_ids) = prompts
 
-    assert "" == key == other_key
+    assert key == other_key == ""
     assert (mine[: len(others)] == others) == (ids[: len(other_ids)] == other_ids)
     assert all(token < 0 for token in ids if token not in {1, 2, PAD})
 
@@ -144,8 +144,8 @@ def test_images_of_unknown_places_are_a_key():
 
 
 def test_only_data_has_the_name_of_a_block():
-    assert bytes(16) == block_of("00" * 16)
-    assert [None] * 4 == [block_of(name) for name in (WEB, "00" * 15, "0G" * 16, "AA" * 16)]
+    assert block_of("00" * 16) == bytes(16)
+    assert [block_of(name) for name in (WEB, "00" * 15, "0G" * 16, "AA" * 16)] == [None] * 4
 
 
 NAMES = {data: bytes([number]) * 16 for number, data in enumerate(("AAAA", "data", "x", "AA+/", "AAAB"))}
@@ -185,7 +185,7 @@ def test_a_message_that_is_nested_deeper_than_pythons_stack_is_read():
         message = [message]
     _, places = taken_out(message, NAMES)
 
-    assert [5001] == [len(path) for _, *path in places]
+    assert [len(path) for _, *path in places] == [5001]
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,15 @@ def test_an_opening_has_the_system_prompt_the_tools_and_the_messages_before_the_
         opening.length,
         opening.message(0),
     )
-    assert (["Task"], "Next") == (list(opening.parts()), reader.user(opening))
-    assert ["Task", "Reply"] == list(opening.imported())
+    assert (list(opening.parts()), reader.user(opening)) == (["Task"], "Next")
+    assert list(opening.imported()) == ["Task", "Reply"]
 
 
 def test_parts_of_a_message_are_texts_of_their_own():
     parts = [{"type": "text", "text": " <reminder> "}, {"type": "text", "text": "Task\n"}, {"type": "image_url"}]
     opening = Openings().read(call(1, {"role": "user", "content": parts}))
 
-    assert ["<reminder>", "Task"] == list(opening.parts())
+    assert list(opening.parts()) == ["<reminder>", "Task"]
 
 
 def test_of_many_messages_and_parts_the_first_and_the_last_texts_are_read():
@@ -38,8 +38,8 @@ def test_of_many_messages_and_parts_the_first_and_the_last_texts_are_read():
     opening = Openings().read(call(1, *[user(f"text {number}") for number in range(100)], parts))
     texts = list(opening.parts())
 
-    assert (["text 0", "part 99"], 16 + 15 + 32) == ([texts[0], texts[-1]], len(texts))
-    assert 101 == opening.first
+    assert ([texts[0], texts[-1]], len(texts)) == (["text 0", "part 99"], 16 + 15 + 32)
+    assert opening.first == 101
 
 
 @given(st.lists(st.lists(st.sampled_from([user("a"), user("b"), said("r"), "odd"]), max_size=6), max_size=6))
@@ -57,26 +57,26 @@ def test_the_steps_before_do_not_change_the_opening_of_a_step(drawn):
 def test_a_prompt_may_have_any_characters():
     """Digits are ASCII digits; a lone surrogate is a question mark."""
     assert System("Il est 12 h — é\ud800").key == System("Il est 3 h — é?").key
-    assert {"Il", "est", "h"} == System("Il est 12 h").words
+    assert System("Il est 12 h").words == {"Il", "est", "h"}
 
 
 @pytest.mark.parametrize("tools", [None, 7, "bash", [7, None, {"name": 3}, {"function": 4}]])
 def test_tools_of_another_type_are_no_tools(tools):
-    assert frozenset() == Openings().read(call(1, user("hi"), request={"tools": tools, "messages": []})).tools
+    assert Openings().read(call(1, user("hi"), request={"tools": tools, "messages": []})).tools == frozenset()
 
 
 @pytest.mark.parametrize("tools", [[{"name": "a"}], [{"function": {"name": "a"}}]])
 def test_tools_are_named_in_both_spellings(tools):
     step = call(1, request={"tools": tools, "messages": [user("hi")]})
 
-    assert {"a"} == Openings().read(step).tools
+    assert Openings().read(step).tools == {"a"}
 
 
 def test_completions_have_no_messages():
     reader = Openings()
     opening = reader.read(call(1, user("hi"), dialect="completions"))
 
-    assert ([], 0, "") == (opening.messages, opening.first, reader.user(opening))
+    assert (opening.messages, opening.first, reader.user(opening)) == ([], 0, "")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_prompts_resemble_each_other_if_most_words_are_equal(one, other, share_t
 def test_texts_of_arguments_are_read_at_any_depth():
     reply = said("", ("task", {"prompt": "Do it", "more": {"list": ["deep", 3]}}), ("note", "whole"))
 
-    assert [("task", "Do it"), ("task", "deep"), ("note", "whole")] == list(called_with(reply))
+    assert list(called_with(reply)) == [("task", "Do it"), ("task", "deep"), ("note", "whole")]
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_texts_of_arguments_are_read_at_any_depth():
     ],
 )
 def test_calls_of_another_type_have_no_texts(calls):
-    assert [] == list(called_with({"tool_calls": calls}))
+    assert list(called_with({"tool_calls": calls})) == []
 
 
 def test_long_arguments_are_not_read():
-    assert [] == list(called_with(said("", ("write", {"text": "x" * 2**18}))))
-    assert 62 == len(list(called_with(said("", ("write", {"texts": [str(n) for n in range(500)]})))))
+    assert list(called_with(said("", ("write", {"text": "x" * 2**18})))) == []
+    assert len(list(called_with(said("", ("write", {"texts": [str(n) for n in range(500)]}))))) == 62
 
 
 @given(value=JSON)
@@ -126,7 +126,7 @@ def test_any_json_in_place_of_messages_and_calls_is_read(value):
     reader = Openings()
     opening = reader.read(call(1, user("hi"), reply, {"role": "user", "content": value}, reply=reply))
 
-    assert 1 == opening.first
+    assert opening.first == 1
     assert isinstance(reader.user(opening), str)
     assert all(isinstance(text, str) for text in [*opening.imported(), *(text for _, text in called_with(reply))])
 

@@ -32,27 +32,35 @@ def test_a_node_has_its_parent_id_range_branches_owner_and_flags():
     drawn = outline(steps, FACTS)
     fields = ["step_id", "parent", "start", "end", "superseded", "branches", "owner", "exact", "delivered", "problems"]
 
-    assert [
+    assert [[node[name] for name in fields] for node in drawn["nodes"]] == [
         ["a", None, 1, 2, True, [], None, True, True, []],
         ["b", None, 1, 2, False, [0, 1], 0, True, True, []],
         ["c", 1, 3, 4, False, [0], 0, True, True, []],
         ["d", 1, 3, 5, False, [1], 1, True, True, []],
         ["e", None, 1, 2, False, [], None, False, False, ["echo"]],
-    ] == [[node[name] for name in fields] for node in drawn["nodes"]]
-    (unplaced,) = drawn["unplaced"]
-    assert ("f", "error", "the engine returned an error") == tuple(
-        unplaced[name] for name in ("step_id", "status", "why")
-    )
-    assert {"steps": 6, "nodes": 5, "roots": 3, "leaves": 4, "sequences": 2, "drift": 0, "unplaced": 1} == drawn[
-        "counts"
     ]
+    (unplaced,) = drawn["unplaced"]
+    assert tuple(unplaced[name] for name in ("step_id", "status", "why")) == (
+        "f",
+        "error",
+        "the engine returned an error",
+    )
+    assert drawn["counts"] == {
+        "steps": 6,
+        "nodes": 5,
+        "roots": 3,
+        "leaves": 4,
+        "sequences": 2,
+        "drift": 0,
+        "unplaced": 1,
+    }
 
 
 def test_a_node_with_two_policy_versions_is_in_its_branch_once():
     both = make_choice(0, [10, 11], spans=(Span(0, 1, "7"), Span(1, 2, "8")))
     (node,) = outline([make_step("a", [1], both)], FACTS)["nodes"]
 
-    assert ([0], 0) == (node["branches"], node["owner"])
+    assert (node["branches"], node["owner"]) == ([0], 0)
 
 
 def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
@@ -64,8 +72,8 @@ def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
     )["nodes"]
     fields = ("started_ms", "ended_ms", "sampled", "opening")
 
-    assert (10_000, 11_500, 2, "x" * 80) == tuple(complete[name] for name in fields)
-    assert (9_500, None, 1, None) == tuple(without_response[name] for name in fields)
+    assert tuple(complete[name] for name in fields) == (10_000, 11_500, 2, "x" * 80)
+    assert tuple(without_response[name] for name in fields) == (9_500, None, 1, None)
 
 
 def test_the_opening_of_a_reply_without_text_is_its_first_tool_call():
@@ -84,7 +92,7 @@ def test_a_node_has_the_cached_tokens_that_the_engine_reported():
     usage = {"prompt_tokens_details": {"cached_tokens": 1}}
     reported, other = outline([make_step("a", [1, 2], [3], usage=usage), make_step("b", [4], [5])], FACTS)["nodes"]
 
-    assert 1 == reported["cached_tokens"]
+    assert reported["cached_tokens"] == 1
     assert "cached_tokens" not in other
 
 
@@ -109,11 +117,14 @@ def test_a_node_shows_how_its_step_was_continued_or_why_it_was_not():
     reason = {"reason": "history", "why": "The template renders earlier turns differently."}
     unknown = {"reason": "unknown", "why": "unknown"}
 
-    assert [shown, {**shown, **reason}, unknown, {"step_id": "a", "choice": 0, **reason}] == [
-        node["continuation"] for node in drawn["nodes"][:4]
+    assert [node["continuation"] for node in drawn["nodes"][:4]] == [
+        shown,
+        {**shown, **reason},
+        unknown,
+        {"step_id": "a", "choice": 0, **reason},
     ]
     assert "continuation" not in drawn["nodes"][4]
-    assert [unknown] == [step["continuation"] for step in drawn["unplaced"]]
+    assert [step["continuation"] for step in drawn["unplaced"]] == [unknown]
 
 
 def test_an_inherited_step_names_the_step_that_was_sampled():
@@ -127,7 +138,7 @@ def test_an_inherited_step_names_the_step_that_was_sampled():
     assert "inherited" not in drawn["nodes"][1]
     assert [None, repeated["branched_from"]] == [node.get("branched_from") for node in drawn["nodes"]]
     assert [inherited["inherited"]] == [step["inherited"] for step in drawn["unplaced"]]
-    assert 1 == sum(drawn["logprobs"]["counts"])  # without its tokens
+    assert sum(drawn["logprobs"]["counts"]) == 1  # without its tokens
 
 
 def test_a_drift_boundary_shows_why_its_step_was_not_continued():
@@ -150,8 +161,8 @@ def test_logprobs_are_counted_in_bins_of_half_a_unit():
     values = array("d", [0.0, 0.25, -0.49, -0.5, -9.99, -10.0, -1e308, float("nan"), float("-inf")])
     histogram = outline([make_step("a", [1], make_choice(0, list(range(9)), logprobs=values))], FACTS)["logprobs"]
 
-    assert 0.5 == histogram["width"]
-    assert [3, 1, *[0] * 17, 1, 2] == histogram["counts"]
+    assert histogram["width"] == 0.5
+    assert histogram["counts"] == [3, 1, *[0] * 17, 1, 2]
 
 
 @given(forests())

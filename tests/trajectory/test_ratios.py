@@ -41,7 +41,7 @@ def codes(sampling, **facts):
     ],
 )
 def test_logprobs_of_the_distribution_that_was_sampled_give_no_warning(sampling):
-    assert {} == codes(sampling)
+    assert codes(sampling) == {}
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_recorded_sampling_masks_and_tokens_without_logprobs_give_no_warning():
     mask = Mask(array("i", [5, 6, 7, 8]), array("i", [0, 1, 2, 3, 4]))
     sampling = {"logprobs_mode": RAW, "temperature": 0.7}
 
-    assert {} == codes({"logprobs_mode": PROCESSED, "top_k": 1}, mask=mask)
-    assert {} == codes(sampling, choice={"logprobs": array("f")})
-    assert {} == codes(sampling, problems=(RETOKENIZED,))
+    assert codes({"logprobs_mode": PROCESSED, "top_k": 1}, mask=mask) == {}
+    assert codes(sampling, choice={"logprobs": array("f")}) == {}
+    assert codes(sampling, problems=(RETOKENIZED,)) == {}
 
 
 def test_tokens_are_counted_up_to_the_end_of_what_is_trained():
@@ -84,15 +84,15 @@ def test_tokens_are_counted_up_to_the_end_of_what_is_trained():
     parts = [trained(raw, tokens=3, choice={"spans": spans}), trained({"logprobs_mode": RAW}), trained(raw, tokens=0)]
     counts = tally(parts)
 
-    assert 7 == counts.total()
-    assert [("raw_temperature", 3, 7)] == [(it.code, it.tokens, it.of) for it in ratio_warnings(counts)]
-    assert {0: 6, 1: 1} == {epoch: sum(n for it, n in counts.items() if it.epoch == epoch) for epoch in (0, 1)}
+    assert counts.total() == 7
+    assert [(it.code, it.tokens, it.of) for it in ratio_warnings(counts)] == [("raw_temperature", 3, 7)]
+    assert {epoch: sum(n for it, n in counts.items() if it.epoch == epoch) for epoch in (0, 1)} == {0: 6, 1: 1}
 
 
 def test_tokens_of_an_earlier_epoch_give_a_warning():
     counts = {Recorded("e", "vllm", RAW, epoch=epoch): 10 + epoch for epoch in range(4)}
 
-    assert [("earlier_epoch", 21, 46)] == [(it.code, it.tokens, it.of) for it in ratio_warnings(counts, 2)]
+    assert [(it.code, it.tokens, it.of) for it in ratio_warnings(counts, 2)] == [("earlier_epoch", 21, 46)]
     assert "epoch 0, 1 of" in ratio_warnings(counts, 2)[0].why
 
 
@@ -110,17 +110,17 @@ def test_the_announced_version_of_a_resumed_call_is_not_compared():
     """It is of one of its parts."""
     extra = {ANNOUNCED: "7", "resumed": 1}
 
-    assert {} == codes({}, extra=extra, choice={"spans": (Span(0, 4, "6"),)})
+    assert codes({}, extra=extra, choice={"spans": (Span(0, 4, "6"),)}) == {}
 
 
 def test_texts_have_what_was_recorded_and_the_fix_for_the_kind_of_engine():
     terms = [recorded_as("e", kind, {"logprobs_mode": RAW, "temperature": 0.7}) for kind in ("vllm", "llamacpp")]
     llamacpp, vllm = ratio_warnings(dict.fromkeys(terms, 5))
 
-    assert ("raw_temperature", 5, 10) == (vllm.code, vllm.tokens, vllm.of)
+    assert (vllm.code, vllm.tokens, vllm.of) == ("raw_temperature", 5, 10)
     assert "at temperature 0.7, with logprobs of temperature 1 (raw_logprobs of vllm)" in vllm.why
     assert "--logprobs-mode processed_logprobs" in vllm.fix
-    assert "sample at temperature 1 (sampling.override)" == llamacpp.fix
+    assert llamacpp.fix == "sample at temperature 1 (sampling.override)"
 
 
 def test_a_text_lists_three_values_and_none_that_the_client_wrote():
@@ -138,4 +138,4 @@ def test_any_value_of_a_parameter_can_be_counted(sampling):
     engine = EngineFacts("e" * 1000, "sglang", None, "")
     for warning in ratio_warnings(tally([trained(sampling, engine=engine)])):
         assert warning.code in RATIO_WARNINGS
-        assert 1000 > len(warning.why)
+        assert len(warning.why) < 1000

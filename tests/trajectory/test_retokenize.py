@@ -49,7 +49,7 @@ def test_a_reply_is_tokenized_as_the_template_renders_it():
     assert [*map(ord, text), CLOSE] == made.choices[0].ids.tolist()
     assert made.prompts[0].tolist() == Letters().render(step.request["messages"], None, reply=True)
     assert all(map(isnan, made.choices[0].logprobs))
-    assert ("no_token_ids", "retokenized") == made.problems
+    assert made.problems == ("no_token_ids", "retokenized")
 
 
 def test_a_reply_that_the_template_renders_differently_in_history_is_tokenized_from_its_text():
@@ -67,7 +67,7 @@ def test_completions_are_tokenized_from_prompt_and_text():
     ids = retokenize(recorded_step("cmpl_plain", prompt=[7, 8]), Letters())
 
     assert made.prompts[0].tolist() == [*map(ord, load("cmpl_plain").body["prompt"])]
-    assert [7, 8] == ids.prompts[0].tolist()
+    assert ids.prompts[0].tolist() == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_steps_with_ids_or_without_usable_text_are_returned_unchanged(step, toke
 
 @pytest.mark.parametrize("include", ["exact", "flagged"])
 def test_retokenized_rows_are_exported_only_with_include_retokenized(include):
-    assert () == sequences([retokenize(recorded_step(), Letters())], FACTS, Options(include=include)).rows
+    assert sequences([retokenize(recorded_step(), Letters())], FACTS, Options(include=include)).rows == ()
 
 
 def test_a_retokenized_row_is_flagged_and_has_null_logprobs():
@@ -95,7 +95,7 @@ def test_a_retokenized_row_is_flagged_and_has_null_logprobs():
     (row,) = sequences([retokenize(recorded_step(), Letters())], FACTS, Options(include="retokenized")).rows
 
     assert "retokenized" in row.problems
-    assert {None} == set(row.logprobs)
+    assert set(row.logprobs) == {None}
     assert 1 in row.mask
     assert len(row.token_ids) == len(row.mask) == len(row.logprobs)
 
@@ -104,5 +104,5 @@ def test_exact_steps_of_the_same_rollout_are_not_changed():
     exact = make_step("T2", [9], [10])
     rows = sequences([retokenize(recorded_step(), Letters()), exact], FACTS, Options(include="retokenized")).rows
 
-    assert [True, False] == ["retokenized" in row.problems for row in rows]
+    assert ["retokenized" in row.problems for row in rows] == [True, False]
     assert array("f", exact.choices[0].logprobs).tolist() == rows[1].logprobs[1:]

@@ -49,10 +49,10 @@ def test_tokens_without_requested_logprobs_are_trained_with_null_logprobs():
     lost = make_step("c", [5], make_choice(0, [6], logprobs=array("f")), problems=("no_logprobs",))
     (row,) = sequences([*steps, lost], FACTS).rows
 
-    assert [1, 10, 2, 20, 21] == row.token_ids
-    assert [0, 1, 0, 1, 1] == row.mask
-    assert [None, -10 / 1024, None, None, None] == row.logprobs
-    assert [("c", "no_logprobs")] == skipped(*steps, lost, options=FLAGGED)
+    assert row.token_ids == [1, 10, 2, 20, 21]
+    assert row.mask == [0, 1, 0, 1, 1]
+    assert row.logprobs == [None, -10 / 1024, None, None, None]
+    assert skipped(*steps, lost, options=FLAGGED) == [("c", "no_logprobs")]
 
 
 def skipped(*steps, options=None):
@@ -176,7 +176,7 @@ def test_two_turns_with_a_tool_result_make_one_row():
     facts = RolloutFacts("r1", "g1", reward=1.0, step_rewards={"s1": 1.0, "elsewhere": 0.5}, advantages=0.5)
     (row,) = sequences(steps, facts).rows
 
-    assert {
+    assert row.as_row() == {
         "rollout_id": "r1",
         "group_id": "g1",
         "branch": 0,
@@ -222,16 +222,17 @@ def test_two_turns_with_a_tool_result_make_one_row():
         "advantages": 0.5,
         "owned": True,
         "metadata": {},
-    } == row.as_row()
+    }
 
 
 def test_the_oldest_leaf_owns_shared_nodes_even_if_its_branch_began_later():
     root, early, other = make_step("a", [1], [10]), make_step("b", [1, 10], [20]), make_step("c", [1, 10], [30])
     late = make_step("d", [1, 10, 20], [40])
 
-    assert [[("a", 0, True), ("c", 0, True)], [("a", 0, False), ("b", 0, True), ("d", 0, True)]] == spans(
-        root, early, other, late
-    )
+    assert spans(root, early, other, late) == [
+        [("a", 0, True), ("c", 0, True)],
+        [("a", 0, False), ("b", 0, True), ("d", 0, True)],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -254,8 +255,8 @@ def test_steps_that_are_flagged_incomplete_or_undelivered_are_skipped_by_default
         "ended after the rollout was finished": ["late"],
     }[why]
 
-    assert [("a", why)] == skipped(step)
-    assert [] == spans(step)
+    assert skipped(step) == [("a", why)]
+    assert spans(step) == []
     assert marks == row.as_row()["problems"]
 
 
@@ -275,9 +276,9 @@ def test_a_late_retry_supersedes_only_with_include_flagged():
     first = make_step("a", [1], [10])
     retry = make_step("b", [1], [20], late=True, extra={"retry_of": "a"})
 
-    assert [[("a", 0, True)]] == spans(first, retry)
-    assert [("b", "ended after the rollout was finished")] == skipped(first, retry)
-    assert [[("b", 0, True)]] == spans(first, retry, options=FLAGGED)
+    assert spans(first, retry) == [[("a", 0, True)]]
+    assert skipped(first, retry) == [("b", "ended after the rollout was finished")]
+    assert spans(first, retry, options=FLAGGED) == [[("b", 0, True)]]
 
 
 @pytest.mark.parametrize(
@@ -289,9 +290,9 @@ def test_a_choice_without_one_finite_logprob_per_id_is_never_exported(logprobs):
     step = make_step("a", [1], make_choice(0, [10, 11], logprobs=logprobs), [20], problems=("bad_logprob",))
     unnoticed = replace(step, problems=())
 
-    assert [[("a", 1, True)]] == spans(step, options=FLAGGED) == spans(unnoticed)
-    assert [("a", "bad_logprob")] == skipped(step, options=FLAGGED)
-    assert [("a", "token ids and logprobs do not match")] == skipped(unnoticed)
+    assert spans(step, options=FLAGGED) == spans(unnoticed) == [[("a", 1, True)]]
+    assert skipped(step, options=FLAGGED) == [("a", "bad_logprob")]
+    assert skipped(unnoticed) == [("a", "token ids and logprobs do not match")]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_a_choice_without_one_finite_logprob_per_id_is_never_exported(logprobs):
     ],
 )
 def test_a_step_without_prompt_ids_or_sampled_ids_is_reported(step, why):
-    assert ([], [("a", why)]) == (spans(step, options=FLAGGED), skipped(step, options=FLAGGED))
+    assert (spans(step, options=FLAGGED), skipped(step, options=FLAGGED)) == ([], [("a", why)])
 
 
 def test_the_tokens_of_a_skipped_step_are_context_in_later_ones():
@@ -317,7 +318,7 @@ def test_the_tokens_of_a_skipped_step_are_context_in_later_ones():
     )
     (row,) = sequences([a, b, c], FACTS).rows
 
-    assert ([1, 10, 20, 30], [0, 1, 0, 1]) == (row.token_ids, row.mask)
+    assert (row.token_ids, row.mask) == ([1, 10, 20, 30], [0, 1, 0, 1])
 
 
 def test_a_row_has_the_flags_of_all_its_steps():
@@ -329,7 +330,7 @@ def test_a_row_has_the_flags_of_all_its_steps():
     ]
     (row,) = sequences(steps, FACTS, FLAGGED).rows
 
-    assert ("echo", "prompt_count") == row.problems
+    assert row.problems == ("echo", "prompt_count")
 
 
 def test_choices_of_several_prompts_are_rows_with_their_own_prompts():
@@ -339,31 +340,31 @@ def test_choices_of_several_prompts_are_rows_with_their_own_prompts():
     )
     rows = sequences([both, make_step("b", [2, 20, 3], [30])], FACTS).rows
 
-    assert [[1, 10], [2, 20, 3, 30]] == [row.token_ids for row in rows]
-    assert [[("a", 0, True)], [("a", 1, True), ("b", 0, True)]] == spans(both, make_step("b", [2, 20, 3], [30]))
+    assert [row.token_ids for row in rows] == [[1, 10], [2, 20, 3, 30]]
+    assert spans(both, make_step("b", [2, 20, 3], [30])) == [[("a", 0, True)], [("a", 1, True), ("b", 0, True)]]
 
 
 def test_a_leaf_that_a_retry_replaced_is_skipped_and_reported():
     a, b, c = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], **TWIN), make_step("c", [1, 20], [30])
 
-    assert [[("b", 0, True), ("c", 0, True)]] == spans(a, b, c)
-    assert [("a", "superseded by a retry")] == skipped(a, b, c)
+    assert spans(a, b, c) == [[("b", 0, True), ("c", 0, True)]]
+    assert skipped(a, b, c) == [("a", "superseded by a retry")]
 
 
 def test_a_superseded_leaf_is_skipped_even_if_the_retry_is_not_exported():
     a, b = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], problems=("echo",), **TWIN)
     c = make_step("c", [1, 20], [30])
 
-    assert [[("c", 0, True)]] == spans(a, b, c)
-    assert [("b", "echo"), ("a", "superseded by a retry")] == skipped(a, b, c)
+    assert spans(a, b, c) == [[("c", 0, True)]]
+    assert skipped(a, b, c) == [("b", "echo"), ("a", "superseded by a retry")]
 
 
 def test_a_retry_with_the_same_ids_replaces_the_undelivered_call():
     a = make_step("a", [1], [10], delivered=False, **TWIN)
     b, c = make_step("b", [1], [10], **TWIN), make_step("c", [1, 10], [20], problems=("echo",))
 
-    assert [[("b", 0, True)]] == spans(a, b, c)
-    assert [[("b", 0, True), ("c", 0, True)]] == spans(a, b, c, options=FLAGGED)
+    assert spans(a, b, c) == [[("b", 0, True)]]
+    assert spans(a, b, c, options=FLAGGED) == [[("b", 0, True), ("c", 0, True)]]
 
 
 BRANCHES = (make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20, 21, 22]), make_step("c", [1, 10, 3], [30]))
@@ -383,19 +384,19 @@ BRANCHES = (make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20, 21, 22]),
 )
 def test_branches_are_selected_first_and_then_cut_dropped_or_kept_by_max_len(options, expected, left):
     """Rows are cut at a span boundary."""
-    assert expected == [[step for step, _, _ in row] for row in spans(*BRANCHES, options=options)]
+    assert [[step for step, _, _ in row] for row in spans(*BRANCHES, options=options)] == expected
     assert left == skipped(*BRANCHES, options=options)
 
 
 def test_of_branches_of_equal_length_the_oldest_is_the_longest():
-    assert [[("a", 0, True)]] == spans(make_step("b", [2], [20]), make_step("a", [1], [10]), options=Options("longest"))
+    assert spans(make_step("b", [2], [20]), make_step("a", [1], [10]), options=Options("longest")) == [[("a", 0, True)]]
 
 
 def test_a_cut_row_ends_as_its_last_span_and_is_marked_truncated():
     call = make_step("a", [1], make_choice(0, [10], finish_reason="tool_calls"))
     (row,) = sequences([call, make_step("b", [1, 10, 2], [20])], FACTS, Options(max_len=3)).rows
 
-    assert ([1, 10], True, "tool_calls") == (row.token_ids, row.truncated, row.finish_reason)
+    assert (row.token_ids, row.truncated, row.finish_reason) == ([1, 10], True, "tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_stop_token_sampled_is_null_if_the_engine_does_not_report_it(finish_reas
     step = make_step("a", [1], make_choice(0, [10], finish_reason=finish_reason, stop_reason=stop_reason))
     (row,) = sequences([step], FACTS).rows
 
-    assert (sampled, finish_reason in {"length", "abort"}) == (row.stop_token_sampled, row.truncated)
+    assert (row.stop_token_sampled, row.truncated) == (sampled, finish_reason in {"length", "abort"})
 
 
 def test_a_row_with_an_interrupted_last_turn_is_truncated():
@@ -428,7 +429,7 @@ def test_a_row_with_an_interrupted_last_turn_is_truncated():
     last, _ = sequences([cut, make_step("s", [0], [1])], FACTS, FLAGGED).rows
     (before,) = sequences([cut, make_step("b", [1, 10], [20])], FACTS, FLAGGED).rows
 
-    assert (True, None, ["partial", "undelivered"]) == (last.truncated, last.finish_reason, list(last.problems))
+    assert (last.truncated, last.finish_reason, list(last.problems)) == (True, None, ["partial", "undelivered"])
     assert not before.truncated
 
 
@@ -467,7 +468,7 @@ def test_spans_have_the_recorded_constrained_flag(constrained):
     sampling = {"temperature": 1.0} | ({} if constrained is None else {"constrained": constrained})
     (row,) = sequences([make_step("a", [1], [10], sampling=sampling)], FACTS).rows
 
-    assert [constrained] == [span["constrained"] for span in row.as_row()["spans"]]
+    assert [span["constrained"] for span in row.as_row()["spans"]] == [constrained]
 
 
 def test_a_choice_has_one_span_per_policy_version():
@@ -475,18 +476,19 @@ def test_a_choice_has_one_span_per_policy_version():
     both = make_choice(0, [10, 11, 12], spans=(Span(0, 2, "7"), Span(2, 3, "8")))
     steps = [make_step("a", [1], both), make_step("b", [2], [20], policy_version="9")]
 
-    assert [[(1, 3, "7"), (3, 4, "8")], [(1, 2, "9")]] == [
+    assert [
         [(span.start, span.end, span.policy_version) for span in row.spans] for row in sequences(steps, FACTS).rows
-    ]
+    ] == [[(1, 3, "7"), (3, 4, "8")], [(1, 2, "9")]]
 
 
 def test_a_reason_is_reported_once_per_step():
     flagged = make_step("a", [1], [10], [20], problems=("echo",))
     lost, again = make_step("b", [2], [10], [20], **TWIN), make_step("c", [2], [30], **TWIN)
 
-    assert [("a", "echo"), ("b", "superseded by a retry")] == skipped(
-        flagged, lost, again, make_step("d", [2, 30], [40])
-    )
+    assert skipped(flagged, lost, again, make_step("d", [2, 30], [40])) == [
+        ("a", "echo"),
+        ("b", "superseded by a retry"),
+    ]
 
 
 LOGPROB = st.floats(-100, 0, width=32)

@@ -32,11 +32,11 @@ def test_a_row_begins_with_the_prompt_of_its_first_live_token():
     """It has no spans of what it inherited, and names where it left it."""
     (row,) = rows_of(branched())
 
-    assert [1, 10, 9, 2, 11, 9, 3, 12, 9] == row.token_ids
-    assert [0, 0, 0, 0, 0, 0, 0, 1, 1] == row.mask
-    assert (7, ["c"]) == (row.prompt_len, [span.step_id for span in row.spans])
-    assert {"of": "r0", "step_id": "b", "tokens": 4} == row.as_row()["inherited"]
-    assert [("a", "inherited"), ("b", "inherited")] == skipped(branched())
+    assert row.token_ids == [1, 10, 9, 2, 11, 9, 3, 12, 9]
+    assert row.mask == [0, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert (row.prompt_len, [span.step_id for span in row.spans]) == (7, ["c"])
+    assert row.as_row()["inherited"] == {"of": "r0", "step_id": "b", "tokens": 4}
+    assert skipped(branched()) == [("a", "inherited"), ("b", "inherited")]
 
 
 def test_masked_rows_begin_with_the_first_prompt_and_do_not_train_what_they_inherited():
@@ -45,11 +45,11 @@ def test_masked_rows_begin_with_the_first_prompt_and_do_not_train_what_they_inhe
     (shorter,) = rows_of(branched())
 
     assert (shorter.token_ids, shorter.mask, shorter.logprobs) == (row.token_ids, row.mask, row.logprobs)
-    assert (1, [("a", False), ("b", False), ("c", True)]) == (
+    assert (
         row.prompt_len, [(span.step_id, span.owned) for span in row.spans]
-    )  # fmt: skip
+    ) == (1, [("a", False), ("b", False), ("c", True)])  # fmt: skip
     assert shorter.inherited == row.inherited
-    assert [("a", "inherited"), ("b", "inherited")] == skipped(branched(), "masked")
+    assert skipped(branched(), "masked") == [("a", "inherited"), ("b", "inherited")]
 
 
 def test_trained_rows_are_those_of_the_steps_as_if_they_were_live():
@@ -58,8 +58,8 @@ def test_trained_rows_are_those_of_the_steps_as_if_they_were_live():
     (row,), (expected,) = rows_of(branched(), "trained"), rows_of(live)
 
     assert BranchPoint("r0", "b", 4) == row.inherited
-    assert expected == replace(row, inherited=None)
-    assert [] == skipped(branched(), "trained")
+    assert replace(row, inherited=None) == expected
+    assert skipped(branched(), "trained") == []
 
 
 def test_the_origin_is_the_rollout_that_sampled_the_step_through_chains_of_playbacks():
@@ -86,12 +86,12 @@ def test_what_was_inherited_of_a_rollout_without_rows_is_as_live():
             row.prompt_len, row.inherited, other.inherited
         )  # fmt: skip
         assert [int(mode == "trained")] * 2 + [0, 1, 1, 0, 1, 1] == row.mask[1:]
-        assert [] == [
+        assert [
             entry for entry in skipped([first, second, third], mode, own=frozenset({"r2"})) if entry[0] != "a"
-        ]
+        ] == []
     (row,) = rows_of([first, second, third], own=frozenset({"r0", "r2"}))
 
-    assert (1, None, 6) == (row.prompt_len, row.inherited, sum(row.mask))
+    assert (row.prompt_len, row.inherited, sum(row.mask)) == (1, None, 6)
 
 
 @pytest.mark.parametrize("mode", ["prompt", "masked"])
@@ -104,13 +104,15 @@ def test_a_path_without_a_live_token_is_no_row(mode, branches):
     ]
     (row,) = rows_of([*sub_agent, *branched()], mode, branches=branches)
 
-    assert ["c"] == [span.step_id for span in row.spans if span.owned]
-    assert {("a", "inherited"), ("b", "inherited"), ("z", "inherited")} == {
-        *skipped([*sub_agent, *branched()], mode, branches=branches)
+    assert [span.step_id for span in row.spans if span.owned] == ["c"]
+    assert {*skipped([*sub_agent, *branched()], mode, branches=branches)} == {
+        ("a", "inherited"),
+        ("b", "inherited"),
+        ("z", "inherited"),
     }
-    assert [(), ((("a"), "inherited"), ("b", "inherited"))] == [
+    assert [
         rows_of(branched()[:2], mode), tuple(skipped(branched()[:2], mode))
-    ]  # fmt: skip
+    ] == [(), ((("a"), "inherited"), ("b", "inherited"))]  # fmt: skip
 
 
 def test_inherited_ids_after_a_live_token_are_context_and_the_row_ends_with_a_live_one():
@@ -121,8 +123,8 @@ def test_inherited_ids_after_a_live_token_are_context_and_the_row_ends_with_a_li
         (row,) = rows_of([live, between, after], mode)
         (shorter,) = rows_of([live, between], mode)
 
-        assert ([0, 1, 1, 0, 0, 0, 0, 1], None) == (row.mask, row.inherited)
-        assert [1, 10, 9] == shorter.token_ids
+        assert (row.mask, row.inherited) == ([0, 1, 1, 0, 0, 0, 0, 1], None)
+        assert shorter.token_ids == [1, 10, 9]
 
 
 def test_a_row_within_max_len_has_a_live_token():
@@ -130,14 +132,14 @@ def test_a_row_within_max_len_has_a_live_token():
 
     for mode in ("prompt", "masked"):
         (row,) = rows_of([*branched(), live], mode, max_len=9)
-        assert (9, True, ["c"]) == (len(row.ids), row.truncated, [s.step_id for s in row.spans if s.owned])
-        assert () == rows_of([*branched(), live], mode, max_len=8)
-        assert [
+        assert (len(row.ids), row.truncated, [s.step_id for s in row.spans if s.owned]) == (9, True, ["c"])
+        assert rows_of([*branched(), live], mode, max_len=8) == ()
+        assert (skipped([*branched(), live], mode, max_len=8)) == [
             ("a", "inherited"),
             ("b", "inherited"),
             ("c", "longer than max_len=8"),
             ("d", "longer than max_len=8"),
-        ] == (skipped([*branched(), live], mode, max_len=8))
+        ]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -154,7 +156,7 @@ def test_experts_of_what_was_inherited_are_those_of_the_recorded_steps(mode):
     steps = [with_experts(first, 0, 2), with_experts(second, 2, 3), with_experts(live, 5, 3)]
     (row,) = rows_of(steps, mode)
 
-    assert bytes(range(32)) == row.experts.raw
+    assert row.experts.raw == bytes(range(32))
 
 
 @given(families(rollouts()), NOT_TRAINED, st.sampled_from(["exact", "flagged"]))
@@ -203,8 +205,8 @@ def test_the_option_changes_nothing_of_a_rollout_that_inherited_nothing(steps, b
     each = [Options(inherited=mode, branches=branches, max_len=max_len) for mode in MODES]
     found = [sequences(steps, FACTS, options) for options in each]
 
-    assert 1 == len({orjson.dumps([row.as_row() for row in one.rows]) for one in found})
-    assert 1 == len({one.skipped for one in found})
+    assert len({orjson.dumps([row.as_row() for row in one.rows]) for one in found}) == 1
+    assert len({one.skipped for one in found}) == 1
 
 
 def test_a_choice_of_an_inherited_step_is_context_of_the_choices_that_continue_it():
@@ -212,5 +214,5 @@ def test_a_choice_of_an_inherited_step_is_context_of_the_choices_that_continue_i
     first = inherit(make_step("a", [1], make_choice(0, [10]), make_choice(1, [11]), rollout_id="r0"), "r1")
     (row,) = rows_of([first, make_step("b", [1, 11, 2], [12])], "masked")
 
-    assert [("a", 1, False), ("b", 0, True)] == [(span.step_id, span.choice, span.owned) for span in row.spans]
+    assert [(span.step_id, span.choice, span.owned) for span in row.spans] == [("a", 1, False), ("b", 0, True)]
     assert BranchPoint("r0", "a", 1) == row.inherited

@@ -76,7 +76,7 @@ def test_each_unique_id_of_an_exported_step_is_trained_in_exactly_one_row(steps)
             if on
         )
 
-        assert expected == trained
+        assert trained == expected
         assert set(trained.values()) <= {1}
 
 
@@ -96,5 +96,5 @@ def test_a_superseded_leaf_has_a_retry_with_the_same_request_and_no_children(ste
     tree = grow(steps)
     bodies = Counter(step.extra["request_key"] for step in steps)
     for index in tree.superseded():
-        assert () == tree.children[index]
+        assert tree.children[index] == ()
         assert bodies[tree.nodes[index].step.extra["request_key"]] > 1

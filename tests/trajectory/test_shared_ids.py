@@ -74,5 +74,5 @@ def test_equal_prefixes_share_their_links():
     stem = Link(None, array("i", range(256)).tobytes())
     first, second = (SharedIds(Link(stem, array("i", [number]).tobytes()), b"") for number in (1, 2))
 
-    assert [1, 2] == [first[-1], second[-1]]
+    assert [first[-1], second[-1]] == [1, 2]
     assert list(first.links())[1] is list(second.links())[1] is stem

@@ -38,7 +38,7 @@ def test_messages_tool_calls_parts_and_replies_are_searched_without_regard_to_ca
     assert [("a", "prompt", role) for role in ("user", "assistant", "tool")] + [("a", "reply", "assistant")] == places(
         steps, "answer"
     )
-    assert [] == places(steps, "answer-1") == places(steps, "function")
+    assert places(steps, "answer-1") == places(steps, "function") == []
 
 
 def test_a_match_has_the_characters_around_it():
@@ -52,7 +52,7 @@ def test_a_message_that_steps_have_in_common_is_found_in_the_first_one():
     more = {"role": "user", "content": "another answer"}
     steps = [step("a", [USER]), step("b", [USER, more]), step("c", [more])]
 
-    assert [("a", "prompt", "user"), ("b", "prompt", "user"), ("c", "prompt", "user")] == places(steps, "answer")
+    assert places(steps, "answer") == [("a", "prompt", "user"), ("b", "prompt", "user"), ("c", "prompt", "user")]
 
 
 def test_errors_and_their_reasons_are_searched():
@@ -60,21 +60,21 @@ def test_errors_and_their_reasons_are_searched():
         step("a", []), status="error", response={"error": {"message": "model not found"}}, reason="timeout"
     )
 
-    assert [("a", "error", None)] == places([failed], "NOT found") == places([failed], "timeout")
+    assert places([failed], "NOT found") == places([failed], "timeout") == [("a", "error", None)]
 
 
 def test_prompts_of_completions_are_searched_but_token_ids_are_not():
     texts = replace(step("a", []), request={"prompt": ["one", "two"]}, response={"choices": [{"text": "three"}]})
     ids = replace(step("b", []), request={"prompt": [1, 2, 3]}, response=None)
 
-    assert [("a", "prompt", None)] == places([texts, ids], "two")
-    assert [("a", "reply", None)] == places([texts, ids], "three")
+    assert places([texts, ids], "two") == [("a", "prompt", None)]
+    assert places([texts, ids], "three") == [("a", "reply", None)]
 
 
 def test_the_number_of_matches_is_limited():
     steps = [step(str(number), [{"role": "user", "content": f"answer {number}"}]) for number in range(9)]
 
-    assert 3 == len(places(steps, "answer", 3))
+    assert len(places(steps, "answer", 3)) == 3
 
 
 @given(st.text(), st.text(min_size=1), st.text())

@@ -85,9 +85,9 @@ def test_the_first_rule_that_matches_applies():
     def first(system, user, tools=()):
         return search.first("m", system, frozenset(tools), None, lambda: read.append(user) or user)
 
-    assert [0, 1, None] == [first("S", user) for user in ("aa", "bb", "cc")]
-    assert [None, 2] == [first("T", "x"), first("T", "x", ("write", "read"))]
-    assert ["aa", "bb", "cc"] == read
+    assert [first("S", user) for user in ("aa", "bb", "cc")] == [0, 1, None]
+    assert [first("T", "x"), first("T", "x", ("write", "read"))] == [None, 2]
+    assert read == ["aa", "bb", "cc"]
     assert RuleSearch(()).first(None, "", frozenset(), None, str) is None
 
 
@@ -136,7 +136,7 @@ def test_the_agent_of_codexs_metadata_is_the_path_of_its_task(turn, agent):
 
 
 def test_the_header_has_precedence():
-    assert "critic" == agent_named(codex(1, user("Task"), turn=metadata(), agent="critic"))
+    assert agent_named(codex(1, user("Task"), turn=metadata(), agent="critic")) == "critic"
 
 
 @given(st.text() | st.from_regex(r"/?root/[a-z_/]{1,70}", fullmatch=True))
@@ -159,10 +159,13 @@ def test_a_sub_agent_that_begins_with_the_history_of_its_caller_has_its_own_thre
 
     found = find_threads(steps)
 
-    assert ["main", "main", "sub-agent:root.count", "sub-agent:root.count"] == [
-        found.of[step.step_id].name for step in steps
+    assert [found.of[step.step_id].name for step in steps] == [
+        "main",
+        "main",
+        "sub-agent:root.count",
+        "sub-agent:root.count",
     ]
-    assert [("main", None), ("sub-agent", None)] == [(thread.kind, thread.agent) for thread in found.all]
+    assert [(thread.kind, thread.agent) for thread in found.all] == [("main", None), ("sub-agent", None)]
 
 
 def test_a_task_of_one_call_without_tools_is_a_sub_agent():
@@ -171,7 +174,7 @@ def test_a_task_of_one_call_without_tools_is_a_sub_agent():
     task = call(3, user("Count."))
     task.request.update(metadata())
 
-    assert "sub-agent" == find_threads([*main, task]).of[task.step_id].kind
+    assert find_threads([*main, task]).of[task.step_id].kind == "sub-agent"
 
 
 ROOT = Path(__file__).parents[2]
@@ -264,11 +267,11 @@ def test_each_ignored_pattern_is_for_a_text_of_the_agent(preset):
     """A pattern that no text needs is removed."""
     lines = [first for name, first, _ in RANDOM if name == preset]
 
-    assert [] == [each for each in PRESETS[preset].ignore if not any(matches(f"*{each}*", line) for line in lines)]
+    assert [each for each in PRESETS[preset].ignore if not any(matches(f"*{each}*", line) for line in lines)] == []
 
 
 def test_the_settings_have_the_same_presets():
-    assert set(PRESETS) == set(get_args(Preset))
+    assert set(get_args(Preset)) == set(PRESETS)
 
 
 def test_configured_rules_precede_presets():
@@ -333,7 +336,7 @@ def test_questions_about_the_main_conversation_are_no_turns_of_it():
         call(4, user("Repair it."), first, user("Test it."), second, suggest, **work),
     ]
 
-    assert [["main"] * 4, ["main", "auxiliary", "main", "auxiliary"]] == kinds("claude-code", *steps)
+    assert kinds("claude-code", *steps) == [["main"] * 4, ["main", "auxiliary", "main", "auxiliary"]]
 
 
 def test_a_page_or_a_search_that_a_tool_reads_is_no_sub_agent():
@@ -344,7 +347,7 @@ def test_a_page_or_a_search_that_a_tool_reads_is_no_sub_agent():
         call(2, user("the newest version of it"), system=GEMINI, model="flash"),
     ]
 
-    assert [["main", "sub-agent"], ["main", "auxiliary"]] == kinds("gemini-cli", *steps)
+    assert kinds("gemini-cli", *steps) == [["main", "sub-agent"], ["main", "auxiliary"]]
 
 
 def test_a_question_with_a_schema_as_its_only_tool_is_auxiliary():
@@ -354,7 +357,7 @@ def test_a_question_with_a_schema_as_its_only_tool_is_auxiliary():
         call(2, user("Conversation so far:\nRepair it."), system="Generate a title.", tools=("respond_in_schema",)),
     ]
 
-    assert [["main", "sub-agent"], ["main", "auxiliary"]] == kinds("qwen-code", *steps)
+    assert kinds("qwen-code", *steps) == [["main", "sub-agent"], ["main", "auxiliary"]]
 
 
 def test_a_commit_message_of_an_agent_without_tools_is_auxiliary():
@@ -365,7 +368,7 @@ def test_a_commit_message_of_an_agent_without_tools_is_auxiliary():
         call(2, user("Diffs:"), system=commit),
     ]
 
-    assert [["main", "sub-agent"], ["main", "auxiliary"]] == kinds("aider", *steps)
+    assert kinds("aider", *steps) == [["main", "sub-agent"], ["main", "auxiliary"]]
 
 
 def test_a_memory_that_is_written_before_the_first_call_is_not_the_main_thread():
@@ -376,7 +379,7 @@ def test_a_memory_that_is_written_before_the_first_call_is_not_the_main_thread()
         call(2, user("Repair it."), system="You work.", tools=("bash",)),
     ]
 
-    assert [["main", "sub-agent"], ["auxiliary", "main"]] == kinds("agno", *steps)
+    assert kinds("agno", *steps) == [["main", "sub-agent"], ["auxiliary", "main"]]
 
 
 def test_a_plan_is_trained():
@@ -385,4 +388,4 @@ def test_a_plan_is_trained():
     work = conversation(2, "New task:\nRepair it.", system="You are an expert assistant.", tools=("run",))
     steps = [call(0, user(plan)), *(call(n, *each.pop("messages"), **each) for n, each in enumerate(work, 1))]
 
-    assert [["auxiliary", "main", "main"], ["sub-agent", "main", "main"]] == kinds("smolagents", *steps)
+    assert kinds("smolagents", *steps) == [["auxiliary", "main", "main"], ["sub-agent", "main", "main"]]

@@ -60,9 +60,10 @@ def test_sub_agents_name_their_caller():
     steps = [step for step, _ in recorded_calls()["opencode 1.18.33, sub-agents"]]
     agents = [thread for thread in find_threads(steps).all if thread.kind == "sub-agent"]
 
-    assert [("main", "s000001", "task")] * 2 == [(agent.parent, agent.started_by, agent.tool) for agent in agents]
-    assert {"Count the files of the folder alpha, please.", "Look into the docs and report what they contain."} == {
-        agent.title for agent in agents
+    assert [(agent.parent, agent.started_by, agent.tool) for agent in agents] == [("main", "s000001", "task")] * 2
+    assert {agent.title for agent in agents} == {
+        "Count the files of the folder alpha, please.",
+        "Look into the docs and report what they contain.",
     }
 
 
@@ -70,8 +71,8 @@ def test_a_compaction_names_the_thread_that_it_continues():
     steps = [step for step, _ in recorded_calls()["Codex 0.169.0, compaction"]]
     (compaction,) = [thread for thread in find_threads(steps).all if thread.kind == "compaction"]
 
-    assert ("main", "s000001", 2) == (compaction.parent, compaction.started_by, compaction.steps)
-    assert {"name", "kind", "model", "title", "steps", "parent", "started_by"} == compaction.as_json().keys()
+    assert (compaction.parent, compaction.started_by, compaction.steps) == ("main", "s000001", 2)
+    assert compaction.as_json().keys() == {"name", "kind", "model", "title", "steps", "parent", "started_by"}
 
 
 @given(orders=sessions())
@@ -104,7 +105,7 @@ def test_every_step_is_of_one_listed_thread(orders):
 
     assert {step.step_id for step in orders[0]} == found.of.keys()
     assert Counter(thread.name for thread in found.of.values()) == {thread.name: thread.steps for thread in found.all}
-    assert "main" == found.all[0].name
+    assert found.all[0].name == "main"
 
 
 @given(orders=sessions(), data=st.data())
@@ -167,7 +168,7 @@ def test_values_of_any_type_have_threads(steps):
     ],
 )
 def test_one_conversation_is_the_main_thread(calls):
-    assert {"main"} == {thread.name for thread in find_threads(rollout(*calls)).all}
+    assert {thread.name for thread in find_threads(rollout(*calls)).all} == {"main"}
 
 
 def test_a_call_without_tools_beside_a_longer_thread_with_another_prompt_is_auxiliary():
@@ -175,11 +176,12 @@ def test_a_call_without_tools_beside_a_longer_thread_with_another_prompt_is_auxi
     title = conversation(1, "Task", system="Titles.")
     other_model = conversation(1, "Other", system="Work on it until it is done.", model="small")
 
-    assert ["auxiliary", "main", "main"] == kinds(*rollout(*title, *work))
-    assert ["main", "main", "auxiliary"] == kinds(*rollout(*work, *other_model))
-    assert ["main", "main"] == kinds(
-        *rollout(*work[:1], *conversation(1, "Other", system="Work on it until it is done."))
-    )
+    assert kinds(*rollout(*title, *work)) == ["auxiliary", "main", "main"]
+    assert kinds(*rollout(*work, *other_model)) == ["main", "main", "auxiliary"]
+    assert kinds(*rollout(*work[:1], *conversation(1, "Other", system="Work on it until it is done."))) == [
+        "main",
+        "main",
+    ]
 
 
 def test_threads_with_tools_or_turns_are_no_auxiliary_ones():
@@ -187,7 +189,7 @@ def test_threads_with_tools_or_turns_are_no_auxiliary_ones():
     critic = conversation(2, "Judge it", system="Be a critic.")
     expert = conversation(1, "Look it up", system="Look things up.", tools=("b",))
 
-    assert ["main"] * 3 + ["sub-agent"] * 3 == kinds(*rollout(*work, *critic, *expert))
+    assert kinds(*rollout(*work, *critic, *expert)) == ["main"] * 3 + ["sub-agent"] * 3
 
 
 def test_questions_about_the_states_of_another_conversation_are_auxiliary():
@@ -195,8 +197,8 @@ def test_questions_about_the_states_of_another_conversation_are_auxiliary():
     work = conversation(3, "Task", system="Work on it.", tools=("a",))
     ask = [{"messages": [*each["messages"], each["reply"], user("Who is next?")], "model": "small"} for each in work]
 
-    assert ["main", "auxiliary"] * 3 == kinds(
-        *rollout(*(each for pair in zip(work, ask, strict=True) for each in pair))
+    assert (
+        kinds(*rollout(*(each for pair in zip(work, ask, strict=True) for each in pair))) == ["main", "auxiliary"] * 3
     )
 
 
@@ -205,7 +207,7 @@ def test_a_rollout_with_a_plan_has_a_main_thread():
     planner = conversation(1, "Make a plan for:\nTask", system="You plan.")[0] | {"reply": said(plan)}
     work = conversation(2, f"Task\n{plan}", system="Work on it.", tools=("a",))
 
-    assert ["auxiliary", "main", "main"] == kinds(*rollout(planner, *work))
+    assert kinds(*rollout(planner, *work)) == ["auxiliary", "main", "main"]
 
 
 def test_the_main_thread_is_the_oldest_that_is_not_auxiliary_and_that_nothing_starts():
@@ -214,17 +216,20 @@ def test_the_main_thread_is_the_oldest_that_is_not_auxiliary_and_that_nothing_st
     title = conversation(1, "Title", system="Titles.")
     work = conversation(1, "Task", system="Work.", tools=("a",))
 
-    assert ["main", "sub-agent"] == kinds(*rollout(*equal))
-    assert ["auxiliary", "main"] == kinds(*rollout(*title, *work))
+    assert kinds(*rollout(*equal)) == ["main", "sub-agent"]
+    assert kinds(*rollout(*title, *work)) == ["auxiliary", "main"]
 
 
 def test_many_calls_outweigh_one():
     """As states without a history, beside a title."""
     states = [conversation(1, f"State {n}", system="Work.")[0] for n in range(3)]
 
-    assert ["auxiliary", "main", "main", "main"] == kinds(
-        *rollout(*conversation(1, "Title", system="Titles."), *states)
-    )
+    assert kinds(*rollout(*conversation(1, "Title", system="Titles."), *states)) == [
+        "auxiliary",
+        "main",
+        "main",
+        "main",
+    ]
 
 
 def test_agents_that_clients_name_are_threads():
@@ -236,16 +241,18 @@ def test_agents_that_clients_name_are_threads():
     ]
     found = find_threads(rollout(*calls), [ThreadRule("auxiliary", agent="ju*")])
 
-    assert [("main", "main"), ("planner", "sub-agent"), ("judge", "auxiliary")] == [
-        (thread.name, thread.kind) for thread in found.all
+    assert [(thread.name, thread.kind) for thread in found.all] == [
+        ("main", "main"),
+        ("planner", "sub-agent"),
+        ("judge", "auxiliary"),
     ]
-    assert ["planner", "main", "judge"] == [*dict.fromkeys(thread.agent for thread in found.of.values())]
+    assert [*dict.fromkeys(thread.agent for thread in found.of.values())] == ["planner", "main", "judge"]
 
 
 def test_a_named_agent_can_be_the_only_thread():
     (thread,) = find_threads(rollout(*conversation(2, "Plan", agent="planner"))).all
 
-    assert ("planner", "main") == (thread.name, thread.kind)
+    assert (thread.name, thread.kind) == ("planner", "main")
 
 
 def test_a_rule_decides_the_kind_of_the_calls_that_match_it():
@@ -255,32 +262,32 @@ def test_a_rule_decides_the_kind_of_the_calls_that_match_it():
     named = [{**work[0], "agent": "planner"}, {**work[1], "agent": "planner"}]
     auxiliary, agent = ThreadRule("auxiliary", user="Is it *"), ThreadRule("sub-agent", user="Is it *")
 
-    assert ["main", "auxiliary", "main"] == kinds(*rollout(*work), rules=[auxiliary])
-    assert ["main", "sub-agent", "main"] == kinds(*rollout(*work), rules=[agent])
-    assert ["main", "auxiliary"] == kinds(*rollout(*named), rules=[auxiliary])
-    assert ["auxiliary"] * 3 == kinds(*rollout(*work), rules=[ThreadRule("auxiliary", system="Work.")])
-    assert ["sub-agent"] * 3 + ["main"] == kinds(
+    assert kinds(*rollout(*work), rules=[auxiliary]) == ["main", "auxiliary", "main"]
+    assert kinds(*rollout(*work), rules=[agent]) == ["main", "sub-agent", "main"]
+    assert kinds(*rollout(*named), rules=[auxiliary]) == ["main", "auxiliary"]
+    assert kinds(*rollout(*work), rules=[ThreadRule("auxiliary", system="Work.")]) == ["auxiliary"] * 3
+    assert kinds(
         *rollout(*work, *conversation(1, "Other", system="Boss.")), rules=[ThreadRule("main", system="Boss.")]
-    )
+    ) == ["sub-agent"] * 3 + ["main"]
 
 
 def test_sub_agents_by_a_rule_are_threads_by_their_first_messages():
     rule = ThreadRule("sub-agent", system="Help.")
     calls = [*conversation(2, "One", system="Help."), *conversation(2, "Two", system="Help.")]
 
-    assert [0, 0, 2, 2] == names(*rollout(*calls), rules=[rule])
+    assert names(*rollout(*calls), rules=[rule]) == [0, 0, 2, 2]
 
 
 def test_selected_steps_name_their_threads_and_others_are_skipped_with_the_reason():
     steps = rollout(*conversation(1, "Title", system="Titles."), *conversation(2, "Task", system="Work."))
     kept, skipped = select_threads(steps, (), "agents")
 
-    assert [("s000001", "main"), ("s000002", "main")] == [(step.step_id, step.thread) for step in kept]
-    assert [("s000000", "threads=agents: its thread is auxiliary")] == [
-        (each["step_id"], each["why"]) for each in skipped
+    assert [(step.step_id, step.thread) for step in kept] == [("s000001", "main"), ("s000002", "main")]
+    assert [(each["step_id"], each["why"]) for each in skipped] == [
+        ("s000000", "threads=agents: its thread is auxiliary")
     ]
     assert skipped[0]["thread"].startswith("auxiliary:")
-    assert ([*steps], []) == ([replace(step, thread=None) for step in select_threads(steps, (), "all")[0]], [])
+    assert ([replace(step, thread=None) for step in select_threads(steps, (), "all")[0]], []) == ([*steps], [])
 
 
 def test_titles_are_short_and_one_line():
@@ -296,7 +303,7 @@ def test_the_words_of_many_long_prompts_are_not_all_kept():
     steps = rollout(*({"messages": [TASK], "system": f"{base} {end}", "tools": ("t",)} for end in ends))
     tracemalloc.start()
     try:
-        assert 1 == len(find_threads(steps).all)
+        assert len(find_threads(steps).all) == 1
         assert tracemalloc.get_traced_memory()[1] < 30 * 2**20
     finally:
         tracemalloc.stop()
@@ -320,18 +327,18 @@ def test_model_prompt_and_shared_tools_make_a_family():
     other_prompt = families(call(1, TASK, system="S"), call(2, user("Other"), system="T"))
     other_tools = families(call(1, TASK, system="S", tools=("a",)), call(2, user("Other"), system="S", tools=("b",)))
 
-    assert [[0, 0], [0, 1], [0, 1], [0, 1]] == [same, other_model, other_prompt, other_tools]
+    assert [same, other_model, other_prompt, other_tools] == [[0, 0], [0, 1], [0, 1], [0, 1]]
 
 
 def test_tools_that_change_from_turn_to_turn_are_one_family():
     """Each two turns share one of them."""
     steps = [call(n, user(f"State {n}"), system="S", tools=(f"t{n}", f"t{n + 1}")) for n in range(6)]
 
-    assert {0} == set(families(*steps))
+    assert set(families(*steps)) == {0}
 
 
 def test_numbers_in_the_prompt_do_not_count():
-    assert [0, 0] == families(call(1, TASK, system="It is 12:30."), call(2, user("Other"), system="It is 9:05."))
+    assert families(call(1, TASK, system="It is 12:30."), call(2, user("Other"), system="It is 9:05.")) == [0, 0]
 
 
 def test_a_conversation_with_a_similar_prompt_is_one_family():
@@ -339,15 +346,15 @@ def test_a_conversation_with_a_similar_prompt_is_one_family():
     first = call(1, TASK, system=f"{LONG} It is Monday.", reply="Reply")
     second = call(2, TASK, said("Reply"), user("More"), system=f"{LONG} It is Tuesday.")
 
-    assert [0, 0] == families(first, second)
-    assert [0, 1] == families(first, call(2, user("Other"), said("Reply"), system=f"{LONG} It is Tuesday."))
+    assert families(first, second) == [0, 0]
+    assert families(first, call(2, user("Other"), said("Reply"), system=f"{LONG} It is Tuesday.")) == [0, 1]
 
 
 def test_a_similar_prompt_and_equal_tools_are_one_family_if_the_agent_rewrites_replies():
     first = call(1, TASK, system=f"{LONG} It is Monday.", tools=("a",))
     second = call(2, TASK, said("Rewritten"), user("More"), system=f"{LONG} It is Tuesday.", tools=("a",))
 
-    assert [0, 0] == families(first, second)
+    assert families(first, second) == [0, 0]
 
 
 def test_a_title_of_the_same_messages_is_another_family():
@@ -357,7 +364,7 @@ def test_a_title_of_the_same_messages_is_another_family():
         call(2, TASK, said("Reply"), user("Write a title."), system="You write titles."),
     ]
 
-    assert [0, 1] == families(*steps)
+    assert families(*steps) == [0, 1]
 
 
 def test_a_last_turn_without_tools_is_in_the_family():
@@ -370,7 +377,7 @@ def test_a_last_turn_without_tools_is_in_the_family():
         call(2, TASK, said("Reply"), user("Answer now.")),
     ]
 
-    assert [[0, 0], [0, 0]] == [families(*steps), families(*without_prompt)]
+    assert [families(*steps), families(*without_prompt)] == [[0, 0], [0, 0]]
 
 
 def test_calls_of_one_agent_are_a_family_and_no_others():
@@ -381,7 +388,7 @@ def test_calls_of_one_agent_are_a_family_and_no_others():
         call(4, TASK, system="S", agent="coder"),
     ]
 
-    assert [0, 0, 1, 2] == families(*steps)
+    assert families(*steps) == [0, 0, 1, 2]
 
 
 SUMMARY = "<summary>\nThe user wants a house that is blue.\nIts roof is done.\n</summary>"
@@ -406,21 +413,21 @@ def test_a_conversation_that_begins_with_an_argument_of_a_call_is_started_by_it(
     other = call(3, parts, system="T")
     wrapped = call(4, user(f"Your task:\n{prompt}\nBe brief."), system="U")
 
-    assert [None, *[("s000001", "task")] * 3] == starts(caller, call(2, user(prompt), system="S"), other, wrapped)
+    assert starts(caller, call(2, user(prompt), system="S"), other, wrapped) == [None, *[("s000001", "task")] * 3]
 
 
 def test_a_part_of_an_argument_starts_nothing():
     text = "A line that is long enough.\nAnd another one."
     caller = call(1, user("Task"), reply=said("", ("task", {"prompt": text, "empty": " "})))
 
-    assert [None, None] == starts(caller, call(2, user("A line that is long enough."), system="T"))
+    assert starts(caller, call(2, user("A line that is long enough."), system="T")) == [None, None]
 
 
 def test_a_later_call_with_the_same_text_starts_nothing():
     """As a sub-agent that delegates the whole task again."""
     caller = call(2, user("Other"), reply=said("", ("task", {"prompt": "Do the task"})))
 
-    assert [None, None] == starts(call(1, user("Do the task")), caller)
+    assert starts(call(1, user("Do the task")), caller) == [None, None]
 
 
 def test_a_conversation_with_the_summary_of_one_of_its_family_is_started_by_it():
@@ -433,7 +440,7 @@ def test_a_conversation_with_the_summary_of_one_of_its_family_is_started_by_it()
         call(4, CONTINUED, said("ok"), user("More."), system="S", tools=("bash",)),
     ]
 
-    assert [None, *[("s000002", None)] * 3] == starts(*steps)
+    assert starts(*steps) == [None, *[("s000002", None)] * 3]
 
 
 def test_a_summary_of_another_prompt_belongs_to_the_conversation_with_its_text():
@@ -445,9 +452,9 @@ def test_a_summary_of_another_prompt_belongs_to_the_conversation_with_its_text()
     asked = user("What did we do so far?")
     continued = call(3, asked, said(SUMMARY), user("Continue."), system="S", tools=("bash",))
 
-    assert [None, None, ("s000002", None)] == starts(work, summary, continued)
-    assert [None, None, None] == starts(work, without, continued)
-    assert [None, None, None] == starts(work, with_tools, continued)
+    assert starts(work, summary, continued) == [None, None, ("s000002", None)]
+    assert starts(work, without, continued) == [None, None, None]
+    assert starts(work, with_tools, continued) == [None, None, None]
 
 
 def test_a_plan_for_a_conversation_that_begins_after_it_is_no_summary():
@@ -456,8 +463,8 @@ def test_a_plan_for_a_conversation_that_begins_after_it_is_no_summary():
     planner = call(1, user("Make a plan for:\nBuild a house."), system="You plan.", reply=plan)
     work = [user("Build a house."), said(f"This is the plan:\n{plan}"), user("Go on.")]
 
-    assert [None, None] == starts(planner, call(2, *work, system="S", tools=("bash",)))
-    assert [None, None] == starts(planner, call(2, user("Build a house."), user(f"The plan:\n{plan}"), system="S"))
+    assert starts(planner, call(2, *work, system="S", tools=("bash",))) == [None, None]
+    assert starts(planner, call(2, user("Build a house."), user(f"The plan:\n{plan}"), system="S")) == [None, None]
 
 
 def test_states_with_earlier_replies_are_no_compactions():
@@ -467,7 +474,7 @@ def test_states_with_earlier_replies_are_no_compactions():
         for n in range(4)
     ]
 
-    assert [None] * 4 == starts(*steps)
+    assert starts(*steps) == [None] * 4
 
 
 def test_an_agent_that_searches_for_its_task_starts_nothing():
@@ -479,9 +486,9 @@ def test_an_agent_that_searches_for_its_task_starts_nothing():
         ([user(f"Question:\n{question}")], [user(f"Question:\n{question}\nResult: nothing")]),
     ):
         steps = [call(n, *m, system="S", tools=("search",), reply=search) for n, m in enumerate((first, second))]
-        assert [None, None] == starts(*steps)
+        assert starts(*steps) == [None, None]
     other = call(2, user(question), system="Rank documents.")
-    assert [None, ("s000001", "search")] == starts(call(1, user(question), system="S", reply=search), other)
+    assert starts(call(1, user(question), system="S", reply=search), other) == [None, ("s000001", "search")]
 
 
 def test_a_line_that_the_source_was_given_is_no_evidence():
@@ -493,4 +500,4 @@ def test_a_line_that_the_source_was_given_is_no_evidence():
         call(3, user(f"Again, please:\n{task}")),
     ]
 
-    assert [None] * 3 == starts(*steps)
+    assert starts(*steps) == [None] * 3

@@ -64,33 +64,33 @@ def test_each_choice_of_a_call_is_a_node():
     """The continued choice has the child."""
     steps = [make_step("a", [1], [10, 11], [20, 21]), make_step("b", [1, 20, 21, 2], [30])]
 
-    assert {("a", 0): None, ("a", 1): None, ("b", 0): ("a", 1)} == parents(steps)
+    assert parents(steps) == {("a", 0): None, ("a", 1): None, ("b", 0): ("a", 1)}
 
 
 def test_a_prompt_that_ends_within_the_sampled_ids_does_not_continue_them():
     steps = [make_step("a", [1], [10, 11]), make_step("b", [1, 10], [12]), make_step("c", [1, 10, 11], [13])]
 
-    assert {("a", 0): None, ("b", 0): None, ("c", 0): ("a", 0)} == parents(steps)
+    assert parents(steps) == {("a", 0): None, ("b", 0): None, ("c", 0): ("a", 0)}
 
 
 def test_a_node_with_sampled_ids_that_extend_anothers_is_not_its_child():
     """The prompt itself must contain the parent's ids."""
     steps = [make_step("a", [1], [10], [10, 11]), make_step("b", [1], [10, 11, 12])]
 
-    assert {("a", 0): None, ("a", 1): None, ("b", 0): None} == parents(steps)
+    assert parents(steps) == {("a", 0): None, ("a", 1): None, ("b", 0): None}
 
 
 def test_ids_are_compared_as_numbers_not_as_bytes():
     steps = [make_step("a", [1], [256]), make_step("b", [1, 65536], [2]), make_step("c", [257, 0, 1, 256], [3])]
 
-    assert {("a", 0): None, ("b", 0): None, ("c", 0): None} == parents(steps)
+    assert parents(steps) == {("a", 0): None, ("b", 0): None, ("c", 0): None}
 
 
 def test_of_nodes_with_equal_ids_the_parent_is_the_oldest_trainable_one():
     lost = make_step("a", [1], [10], delivered=False)
     steps = [lost, make_step("b", [1], [10]), make_step("c", [1], [10]), make_step("d", [1, 10], [11])]
 
-    assert ("b", 0) == parents(steps)["d", 0]
+    assert parents(steps)["d", 0] == ("b", 0)
 
 
 def test_choices_of_several_prompts_are_placed_by_their_own_prompt():
@@ -98,7 +98,7 @@ def test_choices_of_several_prompts_are_placed_by_their_own_prompt():
     several = make_step("b", [1, 10, 2], [20], make_choice(1, [30], prompt=1))
     several = replace(several, prompts=(*several.prompts, *first.prompts))
 
-    assert {("a", 0): None, ("b", 0): ("a", 0), ("b", 1): None} == parents([first, several])
+    assert parents([first, several]) == {("a", 0): None, ("b", 0): ("a", 0), ("b", 1): None}
 
 
 @pytest.mark.parametrize(
@@ -113,29 +113,29 @@ def test_choices_of_several_prompts_are_placed_by_their_own_prompt():
 def test_a_step_without_a_node_is_reported_with_the_reason(step, why):
     tree = grow([step])
 
-    assert ((), ((step, why),)) == (tree.nodes, tree.unplaced)
+    assert (tree.nodes, tree.unplaced) == ((), ((step, why),))
 
 
 def test_a_step_without_prompt_ids_has_no_node():
     bare = replace(make_step("a", [1], [10]), prompts=())
 
-    assert ((bare, "the engine returned no prompt ids"),) == grow([bare]).unplaced
+    assert grow([bare]).unplaced == ((bare, "the engine returned no prompt ids"),)
 
 
 def test_descendants_of_a_step_that_is_not_planted_are_children_of_its_parent():
     steps = [make_step("c", [1, 10, 20], [30]), make_step("b", [1, 10], [20]), make_step("a", [1], [10])]
     tree = plant([(step, step.choices[0]) for step in steps if step.step_id != "b"])
 
-    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): ("b", 0)} == parents(steps)
-    assert [(("a", 0), None), (("c", 0), 0)] == [(node.key, node.parent) for node in tree.nodes]
+    assert parents(steps) == {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): ("b", 0)}
+    assert [(node.key, node.parent) for node in tree.nodes] == [(("a", 0), None), (("c", 0), 0)]
 
 
 def test_of_two_calls_with_equal_request_and_prompt_the_one_that_is_not_continued_is_superseded():
     first, again = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], **TWIN)
 
-    assert {("a", 0)} == superseded(first, again, make_step("c", [1, 20], [30]))
-    assert {("b", 0)} == superseded(first, again, make_step("c", [1, 10], [30]))
-    assert set() == superseded(first, again)
+    assert superseded(first, again, make_step("c", [1, 20], [30])) == {("a", 0)}
+    assert superseded(first, again, make_step("c", [1, 10], [30])) == {("b", 0)}
+    assert superseded(first, again) == set()
 
 
 def test_an_undelivered_or_partial_leaf_is_superseded_by_a_delivered_retry():
@@ -143,32 +143,32 @@ def test_an_undelivered_or_partial_leaf_is_superseded_by_a_delivered_retry():
     lost = make_step("a", [1], [10], delivered=False, **TWIN)
     cut = make_step("a", [1], [10], status="partial", **TWIN)
 
-    assert {("a", 0)} == superseded(lost, whole)
-    assert {("a", 0)} == superseded(cut, whole)
-    assert set() == superseded(lost, make_step("b", [1], [20], delivered=False, **TWIN))
+    assert superseded(lost, whole) == {("a", 0)}
+    assert superseded(cut, whole) == {("a", 0)}
+    assert superseded(lost, make_step("b", [1], [20], delivered=False, **TWIN)) == set()
 
 
 def test_a_retry_with_equal_ids_supersedes_the_undelivered_call():
     """Although the continuation fits both."""
     lost, again = make_step("a", [1], [10], delivered=False, **TWIN), make_step("b", [1], [10], **TWIN)
 
-    assert {("a", 0)} == superseded(lost, again, make_step("c", [1, 10], [30]))
+    assert superseded(lost, again, make_step("c", [1, 10], [30])) == {("a", 0)}
 
 
 def test_calls_of_another_request_or_prompt_and_choices_of_one_call_do_not_supersede_each_other():
     child = make_step("c", [1, 10, 5], [30])
 
-    assert set() == superseded(make_step("a", [1], [10]), make_step("b", [1], [20]), child)
-    assert set() == superseded(make_step("a", [1], [10], **TWIN), make_step("b", [2], [20], **TWIN), child)
-    assert set() == superseded(make_step("a", [1], [10], [20], **TWIN), child)
+    assert superseded(make_step("a", [1], [10]), make_step("b", [1], [20]), child) == set()
+    assert superseded(make_step("a", [1], [10], **TWIN), make_step("b", [2], [20], **TWIN), child) == set()
+    assert superseded(make_step("a", [1], [10], [20], **TWIN), child) == set()
 
 
 def test_a_call_with_a_continued_choice_is_not_superseded():
     """Nor are its other choices."""
     first, second = make_step("a", [1], [10], [11], **TWIN), make_step("b", [1], [20], [21], **TWIN)
 
-    assert set() == superseded(first, second, make_step("c", [1, 10], [30]), make_step("d", [1, 20], [40]))
-    assert {("b", 0), ("b", 1)} == superseded(first, second, make_step("c", [1, 10], [30]))
+    assert superseded(first, second, make_step("c", [1, 10], [30]), make_step("d", [1, 20], [40])) == set()
+    assert superseded(first, second, make_step("c", [1, 10], [30])) == {("b", 0), ("b", 1)}
 
 
 @st.composite
@@ -261,7 +261,7 @@ def test_steps_with_different_images_do_not_join():
     same = with_images("b", [1, 9, 9, 2, 10, 9, 3], "red", "blue")
     other = with_images("c", [1, 9, 9, 2, 10, 9, 3], "green", "blue")
 
-    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None} == parents([first, same, other])
+    assert parents([first, same, other]) == {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None}
 
 
 def test_a_call_with_another_image_is_no_retry():
@@ -271,8 +271,8 @@ def test_a_call_with_another_image_is_no_retry():
         for step_id, name, delivered in (("a", "red", False), ("b", "blue", True), ("c", "red", True))
     )
 
-    assert set() == superseded(first, second)
-    assert {("a", 0)} == superseded(first, second, third)
+    assert superseded(first, second) == set()
+    assert superseded(first, second, third) == {("a", 0)}
 
 
 def test_a_text_step_is_continued_by_one_with_images():
@@ -282,7 +282,7 @@ def test_a_text_step_is_continued_by_one_with_images():
         with_images("c", [1, 2, 9, 3, 11, 4], "red"),
     ]
 
-    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): ("b", 0)} == parents(steps)
+    assert parents(steps) == {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): ("b", 0)}
 
 
 def test_steps_with_images_of_unknown_places_join_only_if_all_images_are_equal():
@@ -290,7 +290,7 @@ def test_steps_with_images_of_unknown_places_join_only_if_all_images_are_equal()
     equal = with_images("b", [1, 9, 2, 10, 3], "red", token=None)
     more = with_images("c", [1, 9, 2, 10, 3], "red", "blue", token=None)
 
-    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None} == parents([first, equal, more])
+    assert parents([first, equal, more]) == {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None}
 
 
 LENGTHS = st.sampled_from([0, 0, 1, 2, 255, 256, 257, 511, 512, 513])
@@ -345,7 +345,7 @@ def test_prompts_on_a_shared_chain_are_indexed_without_copies(steps):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert [[]] * steps == found
+    assert found == [[]] * steps
     assert peak < 1500 * steps  # copies of the prompts would be 200 times as much
 
 

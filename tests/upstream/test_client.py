@@ -17,7 +17,7 @@ async def test_concurrent_calls_detect_an_engine_once(upstream_to):
         upstream = upstream_to(engine.url)
         await asyncio.gather(*(upstream.ensure_detected(upstream.endpoints[0]) for _ in range(50)))
 
-    assert 6 == engine.probes
+    assert engine.probes == 6
 
 
 async def test_an_engine_is_detected_again_after_it_disconnected(upstream_to):
@@ -37,7 +37,7 @@ async def test_an_engine_is_detected_again_after_it_disconnected(upstream_to):
         engine.fixed_responses = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
         await upstream.ensure_detected(endpoint)
 
-        assert ("sglang", "0.5.23") == (endpoint.kind, endpoint.version)
+        assert (endpoint.kind, endpoint.version) == ("sglang", "0.5.23")
 
 
 async def test_connection_faults_raise_and_are_counted(upstream_to):
@@ -56,7 +56,7 @@ async def test_connection_faults_raise_and_are_counted(upstream_to):
         with pytest.raises(EngineUnreachable, match="e1 is unreachable"):
             await upstream.send(refused, "POST", "/x", headers=(), body=b"{}")
 
-    assert (1, True) == (connected.faults, refused.health.is_ejected)
+    assert (connected.faults, refused.health.is_ejected) == (1, True)
     assert "e1 is unreachable" in refused.last_fault
 
 
@@ -68,7 +68,7 @@ async def test_a_5_mb_body_is_sent_with_its_content_length(upstream_to):
         with closing(await upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body)) as response:
             await anext(response.iter_bytes())
 
-    assert 5_000_000 == len(engine.requests[0]["prompt"])
+    assert len(engine.requests[0]["prompt"]) == 5_000_000
     assert str(len(body)) == engine.headers[0]["content-length"]
 
 
@@ -92,12 +92,12 @@ async def test_a_refused_connection_or_503_is_retried_at_the_next_endpoint(upstr
                 return response.status, b"".join([read async for read in response.iter_bytes()])
 
         dead, first, last = upstream.endpoints
-        assert (200, b'{"from": "available"}') == await send([dead, first, last])
-        assert (503, b'{"from": "unavailable"}') == await send([dead, first])
-        assert (503, b'{"from": "unavailable"}') == await send([first, dead, first, last])
+        assert await send([dead, first, last]) == (200, b'{"from": "available"}')
+        assert await send([dead, first]) == (503, b'{"from": "unavailable"}')
+        assert await send([first, dead, first, last]) == (503, b'{"from": "unavailable"}')
         with pytest.raises(EngineUnreachable):
             await send([first, dead])
-    assert [0, 0, 0] == [endpoint.queue.in_flight for endpoint in upstream.endpoints]
+    assert [endpoint.queue.in_flight for endpoint in upstream.endpoints] == [0, 0, 0]
 
 
 async def test_calls_without_a_rollout_are_queued(upstream_to, registry):
@@ -119,14 +119,14 @@ async def test_calls_without_a_rollout_are_queued(upstream_to, registry):
 
         calls = [asyncio.create_task(send()) for _ in range(2)]
         await engine.reached.wait()
-        assert (1, 1, 1) == (len(engine.requests), endpoint.queue.in_flight, endpoint.queue.waiting)
-        assert 1.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
+        assert (len(engine.requests), endpoint.queue.in_flight, endpoint.queue.waiting) == (1, 1, 1)
+        assert registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"}) == 1.0
         release.set()
         await asyncio.gather(*calls)
 
-    assert (2, 0) == (len(engine.requests), endpoint.queue.in_flight)
-    assert 0.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
-    assert 1.0 == registry.get_sample_value("tokentape_queue_duration_seconds_count")
+    assert (len(engine.requests), endpoint.queue.in_flight) == (2, 0)
+    assert registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"}) == 0.0
+    assert registry.get_sample_value("tokentape_queue_duration_seconds_count") == 1.0
 
 
 @pytest.mark.parametrize("reason", ["ejected", "removed"])
@@ -150,12 +150,12 @@ async def test_a_call_in_the_queue_of_a_removed_or_ejected_endpoint_is_sent_to_t
             upstream.replace([second.settings])
         while reason == "ejected" and not first.health.is_ejected:
             upstream.health_checker.failed(first, "failed by the test")
-        assert 500 == await waiting
-        assert (1, 0, False) == (first.queue.in_flight, first.queue.waiting, hanging.done())
+        assert await waiting == 500
+        assert (first.queue.in_flight, first.queue.waiting, hanging.done()) == (1, 0, False)
         hanging.cancel()
         await asyncio.wait([hanging])
 
-    assert [1, 1] == [len(hung.requests), len(other.requests)]
+    assert [len(hung.requests), len(other.requests)] == [1, 1]
 
 
 async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeypatch):
@@ -178,7 +178,7 @@ async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeyp
                 except EngineDisconnected as error:
                     found.append(error.message)
 
-    assert [1000, "The engine returned more than 1000 bytes"] == found
+    assert found == [1000, "The engine returned more than 1000 bytes"]
 
 
 async def test_an_auxiliary_response_with_very_many_values_is_not_parsed(upstream_to):
@@ -226,7 +226,7 @@ async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstre
             with suppress(EngineError), closing(await sending) as response:
                 await client.body_of(response)
 
-        assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected)
+        assert (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected) == (0, False, True)
 
 
 def listing(engine, *names):
@@ -244,8 +244,8 @@ async def test_the_models_of_engines_are_requested_once_for_each_name(upstream_t
         first.fixed_responses["/v1/models"] = second.fixed_responses["/v1/models"] = None  # 404
         again = [await upstream.endpoints_for(name) for name in ("a", "b", "c")]
 
-    assert [[one], [two], [one], [two], [one, two]] == [list(endpoints) for endpoints in found]
-    assert [[one], [two], [one, two]] == [list(endpoints) for endpoints in again]
+    assert [list(endpoints) for endpoints in found] == [[one], [two], [one], [two], [one, two]]
+    assert [list(endpoints) for endpoints in again] == [[one], [two], [one, two]]
 
 
 async def test_one_endpoint_without_configured_models_serves_any_model(upstream_to):
@@ -264,12 +264,12 @@ async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to, m
         listing(second, "b")
         upstream = upstream_to(first.url, second.url)
         one, two = upstream.endpoints
-        assert [two] == list(await upstream.endpoints_for("b"))
+        assert list(await upstream.endpoints_for("b")) == [two]
         del second.fixed_responses["/v1/models"]
         second.hangs()
 
         async with asyncio.timeout(50):
-            assert [one] == list(await upstream.endpoints_for("a"))
+            assert list(await upstream.endpoints_for("a")) == [one]
 
 
 async def test_an_engines_type_and_version_are_detected(upstream_to):
@@ -279,9 +279,9 @@ async def test_an_engines_type_and_version_are_detected(upstream_to):
         await upstream.detect_all()
         reachable, unreachable = upstream.endpoints
 
-        assert ("vllm", "0.32.0") == (reachable.kind, reachable.version)
-        assert ("auto", None) == (unreachable.kind, unreachable.version)
-        assert [True, False] == [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints]
+        assert (reachable.kind, reachable.version) == ("vllm", "0.32.0")
+        assert (unreachable.kind, unreachable.version) == ("auto", None)
+        assert [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints] == [True, False]
         assert await upstream.ensure_detected(reachable) is None
         assert "e1 is unreachable" in (await upstream.ensure_detected(unreachable)).message
 
@@ -330,11 +330,11 @@ async def test_an_engine_that_returns_503_to_every_probe_is_detected_again(upstr
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
-        assert ("plain", False) == (endpoint.kind, endpoint.is_detected)
+        assert (endpoint.kind, endpoint.is_detected) == ("plain", False)
 
         engine.fixed_responses = {"/version": {"version": "0.32.0"}}
         await upstream.ensure_detected(endpoint)
-        assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
+        assert (endpoint.kind, endpoint.is_detected) == ("vllm", True)
 
 
 @pytest.mark.parametrize("status", [404, 500, 502])
@@ -347,12 +347,12 @@ async def test_a_server_is_plain_only_if_it_lists_its_models(upstream_to, status
         (endpoint,) = upstream.endpoints
         for _ in range(5):
             assert await upstream.ensure_detected(endpoint) is None
-        assert ("plain", False, 2) == (endpoint.kind, endpoint.is_detected, endpoint.detections)
+        assert (endpoint.kind, endpoint.is_detected, endpoint.detections) == ("plain", False, 2)
 
         engine.fixed_responses = {"/version": {"version": "0.32.0"}}
         endpoint.detect_at = 0
         await upstream.ensure_detected(endpoint)
-        assert ("vllm", True, 0) == (endpoint.kind, endpoint.is_detected, endpoint.detections)
+        assert (endpoint.kind, endpoint.is_detected, endpoint.detections) == ("vllm", True, 0)
 
 
 async def respond_with(status, request, body):
@@ -369,7 +369,7 @@ async def test_a_passed_health_check_detects_an_engine_that_is_not_known(upstrea
         engine.fixed_responses = {"/health": {}, "/version": {"version": "0.32.0"}}
         assert await upstream.health_checker.check(endpoint)
         await upstream.ensure_detected(endpoint)
-        assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
+        assert (endpoint.kind, endpoint.is_detected) == ("vllm", True)
 
         for _ in range(3):
             upstream.health_checker.failed(endpoint, "it died")
@@ -388,7 +388,7 @@ async def test_an_engine_keeps_its_type_while_a_gateway_returns_errors_for_it(up
         endpoint.lose()
         await upstream.ensure_detected(endpoint)
 
-        assert ("vllm", "0.32.0", False) == (endpoint.kind, endpoint.version, endpoint.is_detected)
+        assert (endpoint.kind, endpoint.version, endpoint.is_detected) == ("vllm", "0.32.0", False)
 
 
 @pytest.mark.parametrize("sign", ["server", "models", "ids"])
@@ -418,13 +418,13 @@ async def test_an_engine_is_detected_again_if_its_responses_change(upstream_to, 
         await change()
         assert endpoint.detection is not None
         await upstream.ensure_detected(endpoint)
-        assert ("0.33.0", 0) == (endpoint.version, len(endpoint.windows))
+        assert (endpoint.version, len(endpoint.windows)) == ("0.33.0", 0)
 
         endpoint.windows.put("m", 9)
         endpoint.detect_at = 0
         await change()
         await upstream.ensure_detected(endpoint)
-        assert (True, 1) == (endpoint.is_detected, len(endpoint.windows))
+        assert (endpoint.is_detected, len(endpoint.windows)) == (True, 1)
 
 
 async def test_an_engine_without_token_ids_is_logged_and_counted(upstream_to, registry, caplog):
@@ -434,11 +434,11 @@ async def test_an_engine_without_token_ids_is_logged_and_counted(upstream_to, re
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
-        assert 0 == registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"})
+        assert registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"}) == 0
         assert "returns no token ids" in caplog.text
 
         upstream.note_ids(endpoint, returned=True)
-        assert 1 == registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"})
+        assert registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"}) == 1
 
 
 async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_to):
@@ -452,7 +452,7 @@ async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_t
         endpoint.lose()
         await upstream.ensure_detected(endpoint)
 
-        assert (0, None) == (len(endpoint.windows), endpoint.forces_usage.for_rollout("r1"))
+        assert (len(endpoint.windows), endpoint.forces_usage.for_rollout("r1")) == (0, None)
 
 
 async def test_the_configured_engine_type_overrides_the_detected_one(upstream_to, caplog):
@@ -461,7 +461,7 @@ async def test_the_configured_engine_type_overrides_the_detected_one(upstream_to
         upstream = upstream_to(engine.url, kind="plain")
         await upstream.detect_all()
 
-        assert "plain" == upstream.endpoints[0].kind
+        assert upstream.endpoints[0].kind == "plain"
         assert "is configured as plain but was detected as vllm" in caplog.text
 
 
@@ -474,9 +474,10 @@ async def test_vllms_sampling_defaults_are_requested(upstream_to):
         upstream = upstream_to(showing.url, silent.url)
         await upstream.detect_all()
 
-        assert ["vllm", "vllm"] == [endpoint.kind for endpoint in upstream.endpoints]
-        assert [{"temperature": 0.6, "top_p": 0.95}, {}] == [
-            endpoint.sampling_defaults for endpoint in upstream.endpoints
+        assert [endpoint.kind for endpoint in upstream.endpoints] == ["vllm", "vllm"]
+        assert [endpoint.sampling_defaults for endpoint in upstream.endpoints] == [
+            {"temperature": 0.6, "top_p": 0.95},
+            {},
         ]
 
 
@@ -495,7 +496,7 @@ async def test_a_timeout_of_the_sampling_defaults_request_does_not_fail_detectio
         (endpoint,) = upstream.endpoints
 
         assert await upstream.ensure_detected(endpoint) is None
-        assert ("vllm", True, {}) == (endpoint.kind, endpoint.is_detected, endpoint.sampling_defaults)
+        assert (endpoint.kind, endpoint.is_detected, endpoint.sampling_defaults) == ("vllm", True, {})
 
 
 @pytest.mark.parametrize(
@@ -516,5 +517,5 @@ async def test_the_size_of_sglangs_vocabulary_is_read_from_its_error(upstream_to
         await upstream.detect_all()
         (endpoint,) = upstream.endpoints
 
-        assert ("sglang", size) == (endpoint.kind, endpoint.traits.vocabulary_size)
+        assert (endpoint.kind, endpoint.traits.vocabulary_size) == ("sglang", size)
         assert (version == "0.5.23") == any("sampling_params" in body for body in engine.requests)

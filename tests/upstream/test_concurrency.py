@@ -22,7 +22,7 @@ async def test_small_work_runs_on_the_event_loop_and_large_work_in_a_thread():
         except RuntimeError:
             return False
 
-    assert (True, False) == (await off_loop(3, 3, runs_here), await off_loop(4, 3, runs_here))
+    assert (await off_loop(3, 3, runs_here), await off_loop(4, 3, runs_here)) == (True, False)
 
 
 async def test_a_cancelled_caller_waits_for_the_thread():
@@ -42,7 +42,7 @@ async def test_a_cancelled_caller_waits_for_the_thread():
     with pytest.raises(asyncio.CancelledError):
         await working
 
-    assert [True] == ended
+    assert ended == [True]
 
 
 async def test_some_works_run_at_the_same_time_and_their_results_are_in_order():
@@ -61,9 +61,9 @@ async def test_some_works_run_at_the_same_time_and_their_results_are_in_order():
 
         return run
 
-    assert list(range(9)) == await run_all(map(work, range(9)), at_once=3)
-    assert [] == running
-    assert [] == await run_all([], at_once=3)
+    assert await run_all(map(work, range(9)), at_once=3) == list(range(9))
+    assert running == []
+    assert await run_all([], at_once=3) == []
 
 
 async def test_a_failed_work_cancels_the_others_and_is_raised():
@@ -84,7 +84,7 @@ async def test_a_failed_work_cancels_the_others_and_is_raised():
     with pytest.raises(ValueError, match="no"):
         await run_all([wait, fail, wait], at_once=2)
 
-    assert [True] == ended
+    assert ended == [True]
 
 
 async def test_wait_awaits_background_tasks_and_the_tasks_that_they_start():
@@ -104,8 +104,8 @@ async def test_wait_awaits_background_tasks_and_the_tasks_that_they_start():
     asyncio.get_running_loop().call_soon(go.set)
     await tasks.wait()
 
-    assert ["first", "second"] == done
-    assert 0 == len(tasks)
+    assert done == ["first", "second"]
+    assert len(tasks) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ async def test_background_work_that_ends_by_an_error_is_logged_at_once(caplog):
     await asyncio.wait([sweep._task])
     await sweep.close()
 
-    assert ["Sweep has ended by an unexpected error"] == [record.getMessage() for record in caplog.records]
+    assert [record.getMessage() for record in caplog.records] == ["Sweep has ended by an unexpected error"]

@@ -42,7 +42,7 @@ async def test_max_tokens_of_a_chat_request_is_capped_to_the_remaining_tokens(ht
     status, _ = await post(http, url, CHAT, {**HELLO, name: 32_000})
     (step,) = await steps(http, url)
 
-    assert 200 == status
+    assert status == 200
     assert step["fidelity"]["exact"], step["fidelity"]
     assert {name: WINDOW - len(step["prompt_ids"])} == {key: step["sent"]["set"].get(key) for key in (name,)}
 
@@ -51,7 +51,7 @@ async def test_the_prompt_of_a_completions_request_is_counted_by_the_engine(http
     status, _ = await post(http, url, "/v1/completions", {"model": "simulated", "prompt": "a b c", "max_tokens": 5_000})
     (step,) = await steps(http, url)
 
-    assert 200 == status
+    assert status == 200
     assert WINDOW - len(step["prompt_ids"]) == step["sent"]["set"]["max_tokens"]
 
 
@@ -67,7 +67,7 @@ async def test_a_prompt_longer_than_the_window_is_rejected_by_the_engine(http, u
     long = [{"role": "user", "content": "word " * 2 * WINDOW}]
     status, response = await post(http, url, CHAT, {**HELLO, "messages": long, "max_tokens": 32_000})
 
-    assert 400 == status
+    assert status == 400
     assert str(WINDOW) in orjson.dumps(response).decode()
 
 
@@ -90,7 +90,7 @@ async def test_a_prompt_that_surely_fits_is_not_counted(http, store, engine):
         for _ in range(3):
             await post(http, served.url, CHAT, {**HELLO, "max_tokens": 1_000})
 
-    assert ["/tokenize", CHAT, CHAT, CHAT] == paths
+    assert paths == ["/tokenize", CHAT, CHAT, CHAT]
 
 
 async def test_the_limit_is_not_changed_if_the_engine_cannot_count(http, store, engine):
@@ -98,7 +98,7 @@ async def test_the_limit_is_not_changed_if_the_engine_cannot_count(http, store, 
     async with proxying(engine.url, store, **RULES) as served:
         await post(http, served.url, CHAT, {**HELLO, "max_tokens": 32_000})
 
-    assert 32_000 == engine.requests[-1]["max_tokens"]
+    assert engine.requests[-1]["max_tokens"] == 32_000
 
 
 CALLS = {
@@ -121,8 +121,8 @@ async def test_caps_and_model_names_are_applied_in_every_dialect(http, store, pa
             status, response = await post(http, served.url, path, {**CALLS[path], "model": model})
             step = (await steps(http, served.url))[number]
 
-            assert (200, model) == (status, response["model"])
-            assert (model, "simulated") == (step["model"]["asked"], step["model"]["served"])
+            assert (status, response["model"]) == (200, model)
+            assert (step["model"]["asked"], step["model"]["served"]) == (model, "simulated")
             assert WINDOW - len(step["prompt_ids"]) == step["sent"]["set"]["max_tokens"]
 
 
@@ -167,7 +167,7 @@ async def recorded(engine, store, http, calls=1, **endpoint):
     async with proxying(None, store, engines=engines, continuation={"mode": "off"}) as served:
         for _ in range(calls):
             async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
-                assert 200 == response.status
+                assert response.status == 200
     return [(step.extra["images"]["token"], step.problems) for step in await stored_steps(store, "r1")]
 
 
@@ -175,7 +175,7 @@ async def test_placeholders_are_looked_up_by_name_once(engine, store, http):
     looked_up: list[str] = []
     answering(engine, looked_up)
 
-    assert [(9, ())] * 2 == await recorded(engine, store, http, calls=2)
+    assert await recorded(engine, store, http, calls=2) == [(9, ())] * 2
     assert {"<image>", "<|image_pad|>"} <= set(looked_up)
     assert len(set(looked_up)) == len(looked_up)
 
@@ -184,21 +184,21 @@ async def test_configured_placeholders_are_not_looked_up(engine, store, http):
     looked_up: list[str] = []
     answering(engine, looked_up, prompt=[1, 77, 2])
 
-    assert [(77, ())] == await recorded(engine, store, http, image_tokens=[77])
-    assert [] == looked_up
+    assert await recorded(engine, store, http, image_tokens=[77]) == [(77, ())]
+    assert looked_up == []
 
 
 async def test_an_empty_list_disables_the_check(engine, store, http):
     """Models with several runs of placeholders in an image need this."""
     answering(engine, [], prompt=[1, 9, 2, 9])
 
-    assert [(None, ())] == await recorded(engine, store, http, image_tokens=[])
+    assert await recorded(engine, store, http, image_tokens=[]) == [(None, ())]
 
 
 async def test_another_number_of_placeholders_than_images_is_a_problem(engine, store, http):
     answering(engine, [], prompt=[1, 9, 2, 9])
 
-    assert [(None, ("image_count",))] == await recorded(engine, store, http)
+    assert await recorded(engine, store, http) == [(None, ("image_count",))]
 
 
 async def test_an_engine_that_does_not_tokenize_has_no_placeholder(engine, store, http):
@@ -206,5 +206,5 @@ async def test_an_engine_that_does_not_tokenize_has_no_placeholder(engine, store
     looked_up: list[str] = []
     answering(engine, looked_up, tokenizes=False)
 
-    assert [(None, ())] * 2 == await recorded(engine, store, http, calls=2)
+    assert await recorded(engine, store, http, calls=2) == [(None, ())] * 2
     assert len(set(looked_up)) == len(looked_up)

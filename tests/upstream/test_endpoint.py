@@ -15,12 +15,12 @@ def endpoint(**settings):
 def test_configured_type_and_version_override_the_detected_ones():
     """Before detection, responses are recorded as text only."""
     detected, configured = endpoint(), endpoint(kind="vllm", version="0.1")
-    assert ("auto", "plain", None) == (detected.kind, detected.engine.kind, detected.version)
+    assert (detected.kind, detected.engine.kind, detected.version) == ("auto", "plain", None)
 
     for item in (detected, configured):
         item.describe(Traits("sglang", "0.5.23", None))
-    assert ("sglang", "0.5.23") == (detected.kind, detected.version)
-    assert ("vllm", "0.1") == (configured.kind, configured.version)
+    assert (detected.kind, detected.version) == ("sglang", "0.5.23")
+    assert (configured.kind, configured.version) == ("vllm", "0.1")
 
 
 def test_other_settings_or_traits_forget_the_prepared_plans():
@@ -31,7 +31,7 @@ def test_other_settings_or_traits_forget_the_prepared_plans():
     plans.append(described.plans)
     described.change(described.settings)
 
-    assert 3 == len({id(each) for each in (*plans, described.plans)})
+    assert len({id(each) for each in (*plans, described.plans)}) == 3
 
 
 def test_repr_does_not_contain_the_api_key():
@@ -43,16 +43,16 @@ def test_repr_does_not_contain_the_api_key():
 
 def test_configured_sampling_defaults_override_the_detected_ones_field_by_field():
     configured = endpoint(sampling_defaults={"temperature": 0.7})
-    assert {} == endpoint().sampling_defaults
+    assert endpoint().sampling_defaults == {}
 
     configured.describe(Traits("vllm", sampling_defaults={"temperature": 1.0, "top_p": 0.9}))
-    assert {"temperature": 0.7, "top_p": 0.9} == configured.sampling_defaults == configured.known().sampling_defaults
+    assert configured.sampling_defaults == configured.known().sampling_defaults == {"temperature": 0.7, "top_p": 0.9}
 
 
 @pytest.mark.parametrize("invalid", [{"temperature": float("nan")}, {"temperature": "warm"}, {"heat": 1.0}])
 def test_configured_sampling_defaults_are_numbers_of_known_fields(invalid):
     """Integers remain integers; other values are rejected at startup."""
-    assert 20 == endpoint(sampling_defaults={"top_k": 20}).sampling_defaults["top_k"]
+    assert endpoint(sampling_defaults={"top_k": 20}).sampling_defaults["top_k"] == 20
     assert isinstance(endpoint(sampling_defaults={"top_k": 20}).sampling_defaults["top_k"], int)
     with pytest.raises(ValidationError, match="sampling_defaults"):
         endpoint(sampling_defaults=invalid)

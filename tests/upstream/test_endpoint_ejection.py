@@ -23,13 +23,13 @@ def test_consecutive_faults_eject(health):
     assert not health.is_ejected
 
     fail(health, 1, 10)
-    assert 11 == health.ejected_until
+    assert health.ejected_until == 11
 
 
 def test_faults_during_an_ejection_do_not_extend_it(health):
     fail(health, 1000, 10)
 
-    assert (1, 11) == (health.ejections, health.ejected_until)
+    assert (health.ejections, health.ejected_until) == (1, 11)
 
 
 def test_ejection_time_doubles_up_to_the_maximum(health):
@@ -40,13 +40,13 @@ def test_ejection_time_doubles_up_to_the_maximum(health):
         now = health.ejected_until
         health.failed(now)
         lasted.append(health.ejected_until - now)
-    assert [2, 4, 5, 5] == lasted[:4]
-    assert 5 == lasted[-1]
+    assert lasted[:4] == [2, 4, 5, 5]
+    assert lasted[-1] == 5
 
     health.answered()
     assert not health.is_ejected
     fail(health, 3, 0)
-    assert 1 == health.ejected_until
+    assert health.ejected_until == 1
 
 
 def test_a_passed_check_ends_an_ejection_after_its_time(health):
@@ -58,7 +58,7 @@ def test_a_passed_check_ends_an_ejection_after_its_time(health):
     assert not health.is_ejected
 
     health.failed(1)
-    assert 3 == health.ejected_until
+    assert health.ejected_until == 3
 
 
 def test_a_passed_check_does_not_reset_the_fault_count(health):

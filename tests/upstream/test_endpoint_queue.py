@@ -44,7 +44,7 @@ async def test_without_a_limit_no_call_waits(calls):
     queue = make_queue(None)
     await calls.start(queue, "a", 1000)
 
-    assert (1000, 0) == (queue.in_flight, queue.waiting)
+    assert (queue.in_flight, queue.waiting) == (1000, 0)
 
 
 async def test_a_rollout_with_many_calls_does_not_starve_others(calls):
@@ -53,16 +53,16 @@ async def test_a_rollout_with_many_calls_does_not_starve_others(calls):
     await calls.start(queue, "big", 1000)
     for rollout in ("b", "c", "c"):
         await calls.start(queue, rollout)
-    assert (2, 1001) == (queue.in_flight, queue.waiting)
+    assert (queue.in_flight, queue.waiting) == (2, 1001)
 
     for _ in range(7):
         queue.release()
         await settled()
-    assert ["big", "big", "big", "b", "c", "big", "c", "big", "big"] == calls.order
+    assert calls.order == ["big", "big", "big", "b", "c", "big", "c", "big", "big"]
     while queue.in_flight:
         queue.release()
         await settled()
-    assert 1003 == len(calls.order)
+    assert len(calls.order) == 1003
 
 
 async def test_calls_beyond_max_queued_or_queue_timeout_s_are_rejected(calls):
@@ -79,10 +79,10 @@ async def test_calls_beyond_max_queued_or_queue_timeout_s_are_rejected(calls):
         await patient.acquire("c", can_fail_over=False)
     waiting.cancel()
     await settled()
-    assert (1, 0) == (patient.in_flight, patient.waiting)
+    assert (patient.in_flight, patient.waiting) == (1, 0)
 
     queue.release()
-    assert (0, 0, True) == (queue.in_flight, queue.waiting, queue.acquire_free())
+    assert (queue.in_flight, queue.waiting, queue.acquire_free()) == (0, 0, True)
 
 
 async def test_evict_waiters_returns_only_calls_that_can_fail_over(calls):
@@ -94,10 +94,10 @@ async def test_evict_waiters_returns_only_calls_that_can_fail_over(calls):
     queue.evict_waiters()
     await settled()
 
-    assert (["a", "not b"], 1) == (calls.order, queue.waiting)
+    assert (calls.order, queue.waiting) == (["a", "not b"], 1)
     queue.release()
     await settled()
-    assert ["a", "not b", "c"] == calls.order
+    assert calls.order == ["a", "not b", "c"]
 
 
 async def test_a_raised_limit_takes_effect_at_once(calls):
@@ -107,13 +107,13 @@ async def test_a_raised_limit_takes_effect_at_once(calls):
     queue.limit = 3
     queue.dispatch()
     await settled()
-    assert (3, 2) == (queue.in_flight, queue.waiting)
+    assert (queue.in_flight, queue.waiting) == (3, 2)
 
     queue.limit = 1
     queue.release()
     queue.release()
     await settled()
-    assert (1, 2) == (queue.in_flight, queue.waiting)
+    assert (queue.in_flight, queue.waiting) == (1, 2)
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -143,6 +143,6 @@ async def test_a_call_cancelled_at_any_moment_frees_its_slot(steps, moment):
     with suppress(asyncio.CancelledError):
         await victim
 
-    assert (0, 0) == (queue.in_flight, queue.waiting)
+    assert (queue.in_flight, queue.waiting) == (0, 0)
     async with asyncio.timeout(50):
         assert await queue.acquire("next", can_fail_over=False)

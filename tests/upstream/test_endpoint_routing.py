@@ -28,7 +28,7 @@ def test_the_endpoint_of_a_rollout_depends_on_its_id_alone():
     endpoints = make_endpoints(3)
     chosen = {name: choose(endpoints, name) for name in NAMES}
 
-    assert set(endpoints) == set(chosen.values())
+    assert set(chosen.values()) == set(endpoints)
     remaining = endpoints[:2]
     assert all(choose(remaining, name) is endpoint for name, endpoint in chosen.items() if endpoint in remaining)
 
@@ -73,10 +73,10 @@ def test_queued_calls_count_as_load_and_an_ejected_endpoint_is_last():
     endpoints = make_endpoints(3)
     first, second, third = endpoints
     first.queue.in_flight, second.queue.waiting = 2, 1
-    assert [third, second, first] == least_loaded(endpoints, "r1")
+    assert least_loaded(endpoints, "r1") == [third, second, first]
     eject(third)
 
-    assert [second, first, third] == least_loaded(endpoints, "r1")
+    assert least_loaded(endpoints, "r1") == [second, first, third]
 
 
 def test_without_endpoints_the_error_names_the_setting():

@@ -31,13 +31,13 @@ async def test_failing_checks_eject_an_engine_and_passing_ones_restore_it(upstre
 
         engine.respond = dead
         await until(lambda: endpoint.health.is_ejected)
-        assert 0.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
+        assert registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"}) == 0.0
         assert "Engine e0 ejected: Engine e0 returned status 503" in caplog.text
 
         engine.fixed_responses = {"/health": {"status": "ok"}}
         await until(lambda: not endpoint.health.is_ejected)
-        assert 1.0 == registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"})
-        assert 1.0 <= registry.get_sample_value("tokentape_ejections_total", {"engine": "e0"})
+        assert registry.get_sample_value("tokentape_engine_healthy", {"engine": "e0"}) == 1.0
+        assert registry.get_sample_value("tokentape_ejections_total", {"engine": "e0"}) >= 1.0
         assert "e0 recovered" in caplog.text
 
 
@@ -76,7 +76,7 @@ async def test_a_health_check_that_times_out_is_a_fault(upstream_to, monkeypatch
         engine.hangs()
         assert not await upstream.health_checker.check(endpoint)
 
-    assert (1, 1) == (endpoint.faults, endpoint.health.faults)
+    assert (endpoint.faults, endpoint.health.faults) == (1, 1)
     assert "did not respond to GET /health" in endpoint.last_fault
 
 
@@ -99,7 +99,7 @@ async def test_faults_of_calls_eject_and_a_response_restores_at_once(upstream_to
         for expected in (False, True):
             with pytest.raises(EngineError):
                 await call()
-            assert expected == endpoint.health.is_ejected
+            assert endpoint.health.is_ejected == expected
 
         async def respond(request, body):
             return web.json_response({})
@@ -107,7 +107,7 @@ async def test_faults_of_calls_eject_and_a_response_restores_at_once(upstream_to
         engine.respond = respond
         await call()
 
-    assert (False, 0) == (endpoint.health.is_ejected, endpoint.health.faults)
+    assert (endpoint.health.is_ejected, endpoint.health.faults) == (False, 0)
 
 
 async def test_closing_the_upstream_ends_the_checks(upstream_to):
@@ -115,4 +115,4 @@ async def test_closing_the_upstream_ends_the_checks(upstream_to):
     upstream = upstream_to("http://127.0.0.1:9", "http://127.0.0.1:10")
     await upstream.close()
 
-    assert set() == asyncio.all_tasks() - before
+    assert asyncio.all_tasks() - before == set()

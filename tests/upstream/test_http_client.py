@@ -45,7 +45,7 @@ async def test_a_connection_is_reused_after_a_complete_response(client, engine_a
     url = await engine_at(engine.serve)
     found = [await text(client, url) for _ in range(3)]
 
-    assert ([b"ok"] * 3, 1) == (found, engine.connections)
+    assert (found, engine.connections) == ([b"ok"] * 3, 1)
 
 
 @pytest.mark.parametrize("answer", [
@@ -58,7 +58,7 @@ async def test_a_connection_is_not_reused_if_it_may_be_out_of_step(client, engin
     url = await engine_at(engine.serve)
     found = [await text(client, url) for _ in range(2)]
 
-    assert ([b"ok"] * 2, 2) == (found, engine.connections)
+    assert (found, engine.connections) == ([b"ok"] * 2, 2)
 
 
 async def test_bytes_between_two_responses_close_the_connection(client, engine_at):
@@ -74,9 +74,9 @@ async def test_bytes_between_two_responses_close_the_connection(client, engine_a
         late.set()
 
     url = await engine_at(serve)
-    assert b"ok" == await text(client, url)
+    assert await text(client, url) == b"ok"
     await late.wait()
-    assert b"ok" == await text(client, url)
+    assert await text(client, url) == b"ok"
 
 
 async def test_idle_connections_are_closed(make_client, engine_at):
@@ -89,7 +89,7 @@ async def test_idle_connections_are_closed(make_client, engine_at):
         await text(closing, other_url)
         await asyncio.sleep(0.2)
 
-    assert (2, 2) == (engine.connections, other.connections)
+    assert (engine.connections, other.connections) == (2, 2)
     assert b"Connection: close\r\n" in other.requests[0]
     assert b"Connection" not in engine.requests[0]
 
@@ -133,7 +133,7 @@ async def test_idempotent_requests_are_sent_once_more_if_the_connection_is_lost(
     engine = Engine(lambda number: None if number == 1 else ANSWER)
     url = await engine_at(engine.serve)
     if sent == 2:
-        assert b"ok" == await text(client, url, method, body=None)
+        assert await text(client, url, method, body=None) == b"ok"
     else:
         with pytest.raises(aiohttp.ServerDisconnectedError, match="Server disconnected"):
             await text(client, url, method)
@@ -146,7 +146,7 @@ async def test_a_second_loss_is_an_error(client, engine_at):
     with pytest.raises(aiohttp.ServerDisconnectedError):
         await text(client, await engine_at(engine.serve), "GET", body=None)
 
-    assert 2 == len(engine.requests)
+    assert len(engine.requests) == 2
 
 
 async def test_max_connections_limits_concurrent_requests(make_client, engine_at):
@@ -156,21 +156,21 @@ async def test_max_connections_limits_concurrent_requests(make_client, engine_at
     first = await client.request("POST", url, headers=(), body=b"{}")
     second = asyncio.create_task(text(client, url))
     await asyncio.sleep(0.1)
-    assert 1 == len(engine.requests)
+    assert len(engine.requests) == 1
     first.close()
 
-    assert b"ok" == await second
-    assert 2 == engine.connections
+    assert await second == b"ok"
+    assert engine.connections == 2
 
 
 async def test_a_large_body_is_written_at_the_pace_of_the_engine(client, engine_at):
     """And arrives complete; the connection is reused."""
     engine, body = Engine(), bytes(range(256)) * 2**16
     url = await engine_at(engine.serve)
-    assert [b"ok", b"ok"] == [await text(client, url, body=body) for _ in range(2)]
+    assert [await text(client, url, body=body) for _ in range(2)] == [b"ok", b"ok"]
 
-    assert [True, True] == [request.endswith(b"\r\n\r\n" + body) for request in engine.requests]
-    assert 1 == engine.connections
+    assert [request.endswith(b"\r\n\r\n" + body) for request in engine.requests] == [True, True]
+    assert engine.connections == 1
 
 
 @pytest.mark.parametrize("then", ["close", "wait"])
@@ -189,7 +189,7 @@ async def test_a_response_may_arrive_while_the_request_is_being_written(client, 
 
     url = await engine_at(serve)
     response = await client.request("POST", url, headers=(), body=bytes(2**26))
-    assert (413, b"no") == (response.status, await anext(response.iter_bytes()))
+    assert (response.status, await anext(response.iter_bytes())) == (413, b"no")
     if then == "wait":
         async with asyncio.timeout(50):
             await closed.wait()
@@ -204,11 +204,11 @@ async def test_the_request_has_the_headers_that_engines_require(client, engine_a
     await text(client, url, "POST", headers=[("accept", "a/b"), ("X-A", "1"), ("X-A", "2")], body=None)
     await text(client, url, "POST")
 
-    assert [
+    assert engine.requests == [
         b"GET /x?a=%20b HTTP/1.1\r\nHost: " + host + b"\r\nX-A: \xc3\xa9\r\nAccept: */*\r\n\r\n",
         b"POST /x HTTP/1.1\r\nHost: " + host + b"\r\naccept: a/b\r\nX-A: 1\r\nX-A: 2\r\nContent-Length: 0\r\n\r\n",
         b"POST /x HTTP/1.1\r\nHost: " + host + b"\r\nAccept: */*\r\nContent-Length: 2\r\n\r\n{}",
-    ] == engine.requests
+    ]
 
 
 @pytest.mark.parametrize("header", [("X-A", "a\r\nX-Evil: 1"), ("X-A\n", "a"), ("X-A", "a\x00"), ("X-A", "a\rb")])
@@ -218,7 +218,7 @@ async def test_a_line_break_in_a_header_is_an_error(client, engine_at, header):
     url = await engine_at(engine.serve)
     with pytest.raises(ValueError, match="line break or a null byte"):
         await text(client, url, headers=[header])
-    assert 0 == engine.connections
+    assert engine.connections == 0
     await text(client, url + "/\r\nX-Evil: 1")
 
     assert engine.requests[0].startswith(b"POST /x/X-Evil: 1 HTTP/1.1\r\n")
@@ -237,8 +237,8 @@ async def test_connections_with_tls_are_verified_and_reused(make_client, engine_
     url = await engine_at(engine.serve, ssl=context)
     trusting = make_client(tls=ssl.create_default_context(cafile=certificate[0]))
 
-    assert [b"ok"] * 2 == [await text(trusting, url, body=bytes(2**22)) for _ in range(2)]
-    assert 1 == engine.connections
+    assert [await text(trusting, url, body=bytes(2**22)) for _ in range(2)] == [b"ok"] * 2
+    assert engine.connections == 1
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await text(make_client(), url)
 
@@ -296,14 +296,14 @@ async def test_connection_headers_and_credentials_are_not_sent_to_the_engine(sen
         ("X-Request-Id", "t"),
     ]
 
-    assert [
+    assert await sent(headers, api_key="engine") == [
         "Content-Type: application/json",
         "X-Request-Id: t",
         "Accept-Encoding: identity",
         "Authorization: Bearer engine",
         "Accept: */*",
         "Content-Length: 2",
-    ] == await sent(headers, api_key="engine")
+    ]
 
 
 async def test_configured_headers_replace_the_clients(sent):
@@ -311,14 +311,14 @@ async def test_configured_headers_replace_the_clients(sent):
         [("x-tenant", "theirs"), ("X-Mine", "m"), ("Accept", "a/b")], headers={"X-Tenant": "ours", "X-Other": "o"}
     )
 
-    assert [
+    assert lines == [
         "X-Mine: m",
         "Accept: a/b",
         "X-Tenant: ours",
         "X-Other: o",
         "Accept-Encoding: identity",
         "Content-Length: 2",
-    ] == lines
+    ]
 
 
 @pytest.mark.parametrize("value", ["a\x01b", "\x1b[31m", "a\x7f", "a\nb"])

@@ -28,7 +28,7 @@ def test_any_parts_are_decoded(coding, packed, size):
     """At most 256 KiB each."""
     found = decoded(coding, *(packed[start : start + size] for start in range(0, len(packed), size)))
 
-    assert TEXT == b"".join(found)
+    assert b"".join(found) == TEXT
     assert max(map(len, found)) <= MAX_DECODED_BYTES
 
 

@@ -126,7 +126,7 @@ async def test_a_response_to_head_has_no_body(client, engine_at, header):
     """Which is not decoded, either."""
     url = await engine_at(sending(HEAD + "{}: {}\r\n\r\nhello".format(*header).encode()))
 
-    assert (200, [header], b"") == await everything(await client.request("HEAD", url, headers=(), body=None))
+    assert await everything(await client.request("HEAD", url, headers=(), body=None)) == (200, [header], b"")
 
 
 async def test_what_arrived_before_an_error_is_read_before_it_is_raised(client, engine_at):
@@ -135,7 +135,7 @@ async def test_what_arrived_before_an_error_is_read_before_it_is_raised(client, 
     await asyncio.sleep(0.05)
 
     reads = response.iter_bytes()
-    assert b"hello" == await anext(reads)
+    assert await anext(reads) == b"hello"
     with pytest.raises(aiohttp.ClientPayloadError):
         await anext(reads)
 
@@ -152,7 +152,7 @@ async def test_a_reset_is_not_the_end_of_a_body_without_a_length(client, engine_
     url = await engine_at(serve)
     response = await client.request("POST", url, headers=(), body=None)
     reads = response.iter_bytes()
-    assert b"hello" == await anext(reads)
+    assert await anext(reads) == b"hello"
     response._transport.write(b"x")
     with pytest.raises(aiohttp.ClientPayloadError, match="reset"):
         await anext(reads)
@@ -206,7 +206,7 @@ async def test_a_slow_reader_slows_the_engine(client, engine_at):
     assert response._waiting_bytes < 2**20
     _, _, body = await everything(response)
 
-    assert (2**26, 2**10) == (len(body), len(written))
+    assert (len(body), len(written)) == (2**26, 2**10)
 
 
 async def test_a_decompression_bomb_is_decoded_at_the_pace_of_the_reader(client, engine_at):
@@ -222,7 +222,7 @@ async def test_a_decompression_bomb_is_decoded_at_the_pace_of_the_reader(client,
     finally:
         tracemalloc.stop()
 
-    assert 2**27 == total
+    assert total == 2**27
     assert peak < 2**23
 
 
@@ -256,7 +256,7 @@ async def test_the_read_timeout_is_between_two_reads(make_client, engine_at):
             writer.write(part)
             await asyncio.sleep(0.55)
         writer.write(b"c" * 2_000_000)
-        assert b"" == await reader.read()
+        assert await reader.read() == b""
         closed.set()
 
     client = make_client(read_timeout_s=2)

@@ -26,8 +26,8 @@ async def test_an_adapter_is_loaded_in_place_of_the_one_with_its_name(engine, up
     for path in ("/1", "/2"):
         await load_adapter(upstream, endpoint, "policy", path)
 
-    assert {"policy": "/2"} == routes.adapters
-    assert {"lora_name": "policy", "lora_path": "/2", "load_inplace": True} == engine.requests[-1]
+    assert routes.adapters == {"policy": "/2"}
+    assert engine.requests[-1] == {"lora_name": "policy", "lora_path": "/2", "load_inplace": True}
 
 
 async def test_an_engine_that_cannot_load_in_place_unloads_the_adapter_first(engine, upstream):
@@ -36,7 +36,7 @@ async def test_an_engine_that_cannot_load_in_place_unloads_the_adapter_first(eng
     for path in ("/1", "/2"):
         await load_adapter(upstream, upstream.endpoints[0], "policy", path)
 
-    assert [("policy", "/1"), ("policy", None), ("policy", "/2")] == routes.changes
+    assert routes.changes == [("policy", "/1"), ("policy", None), ("policy", "/2")]
 
 
 async def test_unloading_an_adapter_that_is_not_loaded_is_no_error(engine, upstream):
@@ -45,7 +45,7 @@ async def test_unloading_an_adapter_that_is_not_loaded_is_no_error(engine, upstr
     for _ in range(2):
         await unload_adapter(upstream, upstream.endpoints[0], "policy")
 
-    assert {} == routes.adapters
+    assert routes.adapters == {}
 
 
 async def test_the_models_of_an_endpoint_are_listed_again_after_a_change(engine, upstream):
@@ -53,7 +53,7 @@ async def test_the_models_of_an_endpoint_are_listed_again_after_a_change(engine,
     (endpoint,) = upstream.endpoints
     assert await upstream.served_models(endpoint, "policy") is None
     await load_adapter(upstream, endpoint, "policy", "/1")
-    assert {"policy", "/1"} == await upstream.served_models(endpoint, "policy")
+    assert await upstream.served_models(endpoint, "policy") == {"policy", "/1"}
 
 
 @pytest.mark.parametrize(

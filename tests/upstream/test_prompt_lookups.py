@@ -45,9 +45,9 @@ async def test_messages_are_rendered_with_the_tools_of_the_call(engine, lookups,
     """The ids and the context window are read from the response."""
     answers(engine, {"tokens": [5, 6], "max_model_len": 99})
 
-    assert array("i", [5, 6]) == await lookups.get(Render(MESSAGES[:1]))
+    assert await lookups.get(Render(MESSAGES[:1])) == array("i", [5, 6])
     assert [{"model": "m", "messages": MESSAGES, "tools": BODY["tools"]}] == engine.requests
-    assert 99 == endpoint.windows.get(str(BODY.get("model")))
+    assert endpoint.windows.get(str(BODY.get("model"))) == 99
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ async def test_text_is_tokenized_without_special_tokens(engine, lookups):
     """The rest of a prompt is no beginning."""
     answers(engine, {"tokens": [7]})
 
-    assert array("i", [7]) == await lookups.get(Tokenize("a b"))
-    assert [{"model": "m", "prompt": "a b", "add_special_tokens": False}] == engine.requests
+    assert await lookups.get(Tokenize("a b")) == array("i", [7])
+    assert engine.requests == [{"model": "m", "prompt": "a b", "add_special_tokens": False}]
 
 
 async def test_a_short_text_is_requested_once(engine, lookups):
@@ -99,9 +99,9 @@ async def test_a_short_text_is_requested_once(engine, lookups):
     answers(engine, {"prompt": "<stop>"})
     long = [*range(9)]
     for ids in ([2], [2], [2, 3], [2, 3], long, long):
-        assert "<stop>" == await lookups.get(Detokenize(ids))
+        assert await lookups.get(Detokenize(ids)) == "<stop>"
 
-    assert [{"tokens": [2]}, {"tokens": [2, 3]}, {"tokens": long}, {"tokens": long}] == engine.requests
+    assert engine.requests == [{"tokens": [2]}, {"tokens": [2, 3]}, {"tokens": long}, {"tokens": long}]
 
 
 async def test_few_texts_are_cached(engine, lookups, endpoint):
@@ -110,7 +110,7 @@ async def test_few_texts_are_cached(engine, lookups, endpoint):
     for token in range(100):
         await lookups.get(Detokenize([token]))
 
-    assert 64 == len(endpoint.token_texts)
+    assert len(endpoint.token_texts) == 64
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -140,8 +140,8 @@ async def test_a_context_window_of_a_wrong_type_is_ignored(engine, lookups, endp
     """The ids are valid nevertheless."""
     answers(engine, {"tokens": [1], "max_model_len": window})
 
-    assert array("i", [1]) == await lookups.get(Render(MESSAGES))
-    assert 0 == len(endpoint.windows)
+    assert await lookups.get(Render(MESSAGES)) == array("i", [1])
+    assert len(endpoint.windows) == 0
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": None}, {"prompt": ["a"]}, {"text": "a"}, [], "no JSON"], ids=repr)
@@ -160,7 +160,7 @@ async def test_another_status_is_a_failed_lookup(engine, lookups, endpoint, stat
         await lookups.get(Render(MESSAGES))
 
     assert endpoint.continuation_fault.for_rollout("r1") is None
-    assert 0 == endpoint.health.faults
+    assert endpoint.health.faults == 0
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
@@ -170,7 +170,7 @@ async def test_an_engine_without_the_route_is_marked(engine, lookups, endpoint, 
     with pytest.raises(LookupFailed):
         await lookups.get(Render(MESSAGES))
 
-    assert "unsupported" == endpoint.continuation_fault.for_rollout("r1")
+    assert endpoint.continuation_fault.for_rollout("r1") == "unsupported"
     assert endpoint.continuation_fault.for_rollout("r2") is None
 
 
@@ -194,8 +194,8 @@ async def test_an_engine_kind_without_tokenizer_routes_is_unsupported_without_a_
     with pytest.raises(LookupFailed):
         await lookups.get(Render(MESSAGES))
 
-    assert "unsupported" == lookups.fault
-    assert [] == engine.requests
+    assert lookups.fault == "unsupported"
+    assert engine.requests == []
 
 
 async def test_a_continuation_is_run_to_its_result(engine, lookups):
@@ -211,7 +211,7 @@ async def test_a_continuation_is_run_to_its_result(engine, lookups):
 
     engine.respond = respond
 
-    assert "text [1, 2]" == await lookups.run(continuation(), 2)
+    assert await lookups.run(continuation(), 2) == "text [1, 2]"
 
 
 async def test_a_cancelled_lookup_closes_the_engines_request(engine, lookups):

@@ -31,15 +31,15 @@ def registry(store):
 async def test_endpoints_that_are_put_are_announced_with_their_keys(store, registry):
     """None restores the configured endpoints."""
     await registry.put(PUT)
-    assert ([PUT], True) == (registry.applied, registry.is_overridden)
-    assert "planted" == registry.applied[0][0].api_key.get_secret_value()
+    assert (registry.applied, registry.is_overridden) == ([PUT], True)
+    assert registry.applied[0][0].api_key.get_secret_value() == "planted"
 
     later = EndpointRegistry(store.announcements, CONFIGURED, [])
     later.apply(await store.announcements.read())
     assert later.is_overridden
-    assert "planted" == registry.applied[0][0].headers["X-Key"].get_secret_value()
+    assert registry.applied[0][0].headers["X-Key"].get_secret_value() == "planted"
     await registry.put(None)
-    assert (CONFIGURED, False) == (registry.applied[-1], registry.is_overridden)
+    assert (registry.applied[-1], registry.is_overridden) == (CONFIGURED, False)
 
 
 async def test_older_announcements_are_ignored(registry):
@@ -48,7 +48,7 @@ async def test_older_announcements_are_ignored(registry):
     registry.apply({ENGINES_ANNOUNCEMENT: Announcement(b"null", registry.number)})
     registry.apply({})
 
-    assert ([PUT], True) == (registry.applied, registry.is_overridden)
+    assert (registry.applied, registry.is_overridden) == ([PUT], True)
 
 
 async def test_an_unreadable_announcement_is_ignored_and_logged_without_keys(registry, caplog):
@@ -56,6 +56,6 @@ async def test_an_unreadable_announcement_is_ignored_and_logged_without_keys(reg
     announced = orjson.dumps([{"url": "http://x", "api_key": "planted", "weight": "planted-too"}])
     registry.apply({ENGINES_ANNOUNCEMENT: Announcement(announced, 7)})
 
-    assert ([], False, 7) == (registry.applied, registry.is_overridden, registry.number)
+    assert (registry.applied, registry.is_overridden, registry.number) == ([], False, 7)
     assert "0.weight" in caplog.text
     assert "planted" not in caplog.text

@@ -65,12 +65,12 @@ async def test_the_placement_is_requested_once_with_the_engines_model_name(store
     counting_by(in_place, engine, requests)
     async with proxying(engine.url, store, models={"claude-*": "tiny"}) as served:
         await post(http, served.url, BODY | {"messages": TURNS[:2] + TURNS[3:]})
-        assert ["/v1/chat/completions"] == [path for path, _ in requests]
+        assert [path for path, _ in requests] == ["/v1/chat/completions"]
         await post(http, served.url, BODY)
         await post(http, served.url, BODY | {"temperature": 0})
 
     models = [body["model"] for path, body in requests if path == "/v1/messages/count_tokens"]
-    assert ["tiny", "tiny"] == models
+    assert models == ["tiny", "tiny"]
 
 
 async def test_an_engine_that_cannot_count_gets_one_request_per_model(store, engine, http):
@@ -81,7 +81,7 @@ async def test_an_engine_that_cannot_count_gets_one_request_per_model(store, eng
         await post(http, served.url, BODY | {"temperature": 0})
         await post(http, served.url, BODY | {"model": "claude-y"})
 
-    assert ["claude-x", "claude-y"] == [body["model"] for path, body in requests if path == "/v1/messages/count_tokens"]
+    assert [body["model"] for path, body in requests if path == "/v1/messages/count_tokens"] == ["claude-x", "claude-y"]
 
 
 async def test_concurrent_calls_share_one_count_request(store, engine, http):
@@ -90,7 +90,7 @@ async def test_concurrent_calls_share_one_count_request(store, engine, http):
     async with proxying(engine.url, store) as served:
         await asyncio.gather(*(post(http, served.url, BODY | {"temperature": n / 10}) for n in range(9)))
 
-    assert 2 == [path for path, _ in requests].count("/v1/messages/count_tokens")
+    assert [path for path, _ in requests].count("/v1/messages/count_tokens") == 2
 
 
 async def test_a_count_request_that_times_out_does_not_delay_the_call_further(store, engine, http, monkeypatch):
@@ -110,10 +110,10 @@ async def test_a_count_request_that_times_out_does_not_delay_the_call_further(st
         await post(http, served.url, BODY)
 
     ((path, chat),) = requests
-    assert ("/v1/chat/completions", SYSTEMS) == (
+    assert (
         path,
         [message for message in chat["messages"] if message["role"] == "system"],
-    )
+    ) == ("/v1/chat/completions", SYSTEMS)
 
 
 async def test_count_tokens_counts_the_messages_that_a_call_would_send(store, engine, http):
@@ -125,7 +125,7 @@ async def test_count_tokens_counts_the_messages_that_a_call_would_send(store, en
             await response.read()
 
     (tokenized,) = [body for path, body in requests if path == "/tokenize"]
-    assert ["system", "user", "assistant", "user"] == [message["role"] for message in tokenized["messages"]]
+    assert [message["role"] for message in tokenized["messages"]] == ["system", "user", "assistant", "user"]
 
 
 async def test_other_engine_types_get_no_count_request(store, engine, http):
@@ -135,7 +135,7 @@ async def test_other_engine_types_get_no_count_request(store, engine, http):
     async with proxying(None, store, engines=engines) as served:
         await post(http, served.url, BODY)
 
-    assert ["/v1/chat/completions"] == [path for path, _ in requests]
+    assert [path for path, _ in requests] == ["/v1/chat/completions"]
 
 
 @pytest.mark.parametrize(

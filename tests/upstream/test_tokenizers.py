@@ -36,15 +36,15 @@ def test_text_is_encoded_without_added_special_tokens(folder):
     """Special tokens in the text are encoded as such."""
     tokenizer = load(str(folder))
 
-    assert [1, 3, 6, 7, 2] == tokenizer.encode("<s>user Say hi</s>")
+    assert tokenizer.encode("<s>user Say hi</s>") == [1, 3, 6, 7, 2]
     assert "<s>" in tokenizer.decode([1, 3])
-    assert [1, 3, 6, 7, 2, 1, 4] == tokenizer.render(BODY["messages"], None, reply=True)
-    assert [1, 3, 6, 7, 2] == tokenizer.render(BODY["messages"], [], reply=False)
+    assert tokenizer.render(BODY["messages"], None, reply=True) == [1, 3, 6, 7, 2, 1, 4]
+    assert tokenizer.render(BODY["messages"], [], reply=False) == [1, 3, 6, 7, 2]
 
 
 def test_pieces_are_the_vocabularys_strings(folder):
     """None for an unknown id."""
-    assert ["<s>", "hello", None] == load(str(folder)).pieces([1, 8, 99])
+    assert load(str(folder)).pieces([1, 8, 99]) == ["<s>", "hello", None]
 
 
 @pytest.mark.parametrize("ids", [[2**40], [-1]])
@@ -65,7 +65,7 @@ async def test_an_endpoints_tokenizer_is_loaded_once(folder):
     first, second = await asyncio.gather(tokenizers.get("a"), tokenizers.get("a"))
     assert first is second is not None
     assert await tokenizers.get("b") is None
-    assert (True, False) == (bool(tokenizers), bool(Tokenizers([endpoint("b")])))
+    assert (bool(tokenizers), bool(Tokenizers([endpoint("b")]))) == (True, False)
 
 
 async def test_replacing_the_endpoints_keeps_loaded_tokenizers(folder):
@@ -103,16 +103,16 @@ async def test_calls_of_a_text_only_engine_are_exported_only_as_retokenized_rows
     engines = {"endpoints": [{"url": engine.url, "name": "text", "kind": "plain", "tokenizer": str(folder)}]}
     async with proxying(None, store, engines=engines) as served:
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
-            assert RESPONSE == await response.json()
+            assert await response.json() == RESPONSE
         rows = {}
         for include in ("exact", "flagged", "retokenized"):
             async with http.get(f"{served.url}/rollouts/r1/export?include={include}") as exported:
                 rows[include] = orjson.loads(await exported.read())["rows"]
 
     (row,) = rows.pop("retokenized")
-    assert {"exact": [], "flagged": []} == rows
-    assert ([1, 3, 6, 7, 2, 1, 4, 8, 9, 2], [0] * 7 + [1] * 3) == (row["token_ids"], row["mask"])
-    assert ([None] * 10, True) == (row["logprobs"], "retokenized" in row["problems"])
+    assert rows == {"exact": [], "flagged": []}
+    assert (row["token_ids"], row["mask"]) == ([1, 3, 6, 7, 2, 1, 4, 8, 9, 2], [0] * 7 + [1] * 3)
+    assert (row["logprobs"], "retokenized" in row["problems"]) == ([None] * 10, True)
 
 
 VOCABULARY = ("engine", "model")
@@ -133,9 +133,9 @@ class Engine:
 async def test_each_id_is_requested_once():
     texts, engine = TokenTexts(2**20), Engine()
 
-    assert {7: "<7>", 8: "<8>"} == await texts.get(VOCABULARY, [7, 8, 7], engine.detokenize)
-    assert {8: "<8>", 9: "<9>"} == await texts.get(VOCABULARY, [9, 8], engine.detokenize)
-    assert [7, 8, 9] == engine.requested
+    assert await texts.get(VOCABULARY, [7, 8, 7], engine.detokenize) == {7: "<7>", 8: "<8>"}
+    assert await texts.get(VOCABULARY, [9, 8], engine.detokenize) == {8: "<8>", 9: "<9>"}
+    assert engine.requested == [7, 8, 9]
 
 
 async def test_vocabularies_are_cached_separately():
@@ -143,7 +143,7 @@ async def test_vocabularies_are_cached_separately():
     await texts.get(VOCABULARY, [7], engine.detokenize)
     await texts.get(("other", "model"), [7], engine.detokenize)
 
-    assert [7, 7] == engine.requested
+    assert engine.requested == [7, 7]
 
 
 async def test_an_engine_without_a_detokenizer_gets_few_requests():
@@ -151,7 +151,7 @@ async def test_an_engine_without_a_detokenizer_gets_few_requests():
     texts, engine = TokenTexts(2**20), Engine(ends=3)
     found = await texts.get(VOCABULARY, range(1000), engine.detokenize)
 
-    assert {0: "<0>", 1: "<1>", 2: "<2>"} == found
+    assert found == {0: "<0>", 1: "<1>", 2: "<2>"}
     assert len(engine.requested) <= 3 + 8
     assert 3 * 200 <= texts.size < 3 * 210
 
@@ -165,25 +165,25 @@ async def test_after_the_timeout_the_text_received_so_far_is_returned(monkeypatc
             await never.wait()
         return "a"
 
-    assert {0: "a"} == await TokenTexts(2**20).get(VOCABULARY, [0, 1, 2], detokenize)
+    assert await TokenTexts(2**20).get(VOCABULARY, [0, 1, 2], detokenize) == {0: "a"}
 
 
 async def test_the_cache_is_limited_to_its_bytes():
     """The oldest entries are evicted; all requested text is returned."""
     texts, engine = TokenTexts(2100), Engine()
 
-    assert 30 == len(await texts.get(VOCABULARY, range(30), engine.detokenize))
+    assert len(await texts.get(VOCABULARY, range(30), engine.detokenize)) == 30
     assert 2000 < texts.size <= 2100
     await texts.get(VOCABULARY, range(20, 30), engine.detokenize)
-    assert 30 == len(engine.requested)
+    assert len(engine.requested) == 30
 
 
 async def test_negative_ids_are_not_requested():
     """Some engines pad with -1."""
     engine = Engine()
 
-    assert {} == await TokenTexts(2**20).get(VOCABULARY, [-1], engine.detokenize)
-    assert [] == engine.requested
+    assert await TokenTexts(2**20).get(VOCABULARY, [-1], engine.detokenize) == {}
+    assert engine.requested == []
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ async def test_negative_ids_are_not_requested():
 )
 def test_text_with_a_replacement_character_is_none(text, expected):
     """A decoder writes U+FFFD for part of a character."""
-    assert expected == readable(text)
+    assert readable(text) == expected

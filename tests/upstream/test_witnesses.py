@@ -22,14 +22,14 @@ def test_one_rollout_decides_for_itself_only(finding):
     for _ in range(100):
         assert not finding.show("a", "returned_ids")
 
-    assert ("returned_ids", None) == (finding.for_rollout("a"), finding.for_rollout("b"))
+    assert (finding.for_rollout("a"), finding.for_rollout("b")) == ("returned_ids", None)
 
 
 def test_several_rollouts_decide_for_all(finding):
     """With the newest reason; the last of them is reported."""
-    assert [False, False, True, False] == [finding.show(name, f"reason of {name}") for name in "abcd"]
+    assert [finding.show(name, f"reason of {name}") for name in "abcd"] == [False, False, True, False]
 
-    assert ("reason of a", "reason of d") == (finding.for_rollout("a"), finding.for_rollout("z"))
+    assert (finding.for_rollout("a"), finding.for_rollout("z")) == ("reason of a", "reason of d")
 
 
 def test_a_call_that_shows_the_opposite_keeps_the_others_from_deciding(finding, now):
@@ -37,21 +37,21 @@ def test_a_call_that_shows_the_opposite_keeps_the_others_from_deciding(finding, 
     finding.oppose()
     for name in "abcde":
         finding.show(name, "x")
-    assert ("x", None) == (finding.for_rollout("a"), finding.for_rollout("z"))
+    assert (finding.for_rollout("a"), finding.for_rollout("z")) == ("x", None)
 
     now[0] += FORGET_S
     for name in "abc":
         finding.show(name, "x")
-    assert "x" == finding.for_rollout("z")
+    assert finding.for_rollout("z") == "x"
 
 
 def test_everything_is_forgotten_with_time(finding, now):
     for name in "abc":
         finding.show(name, "x")
         now[0] += FORGET_S / ENOUGH
-    assert (None, None) == (finding.for_rollout("a"), finding.for_rollout("z"))
-    assert "x" == finding.for_rollout("c")
-    assert "<Finding of 2 rollouts>" == repr(finding)
+    assert (finding.for_rollout("a"), finding.for_rollout("z")) == (None, None)
+    assert finding.for_rollout("c") == "x"
+    assert repr(finding) == "<Finding of 2 rollouts>"
 
 
 def test_forget_forgets_at_once(finding):
@@ -59,7 +59,7 @@ def test_forget_forgets_at_once(finding):
         finding.show(name, "x")
     finding.forget()
 
-    assert (None, None) == (finding.for_rollout("a"), finding.for_rollout("z"))
+    assert (finding.for_rollout("a"), finding.for_rollout("z")) == (None, None)
 
 
 def test_the_number_of_values_is_limited():
@@ -68,13 +68,13 @@ def test_the_number_of_values_is_limited():
     for key in range(1000):
         values.put(key, key)
 
-    assert (10, None, 990, 999) == (len(values), values.get(989), values.get(990), values.last())
+    assert (len(values), values.get(989), values.get(990), values.last()) == (10, None, 990, 999)
 
 
 def test_an_endpoint_that_misses_several_in_a_row_is_paused(now):
     """For a time; the first miss after it begins the next pause, and an answer ends the row."""
     misses = Misses(lambda: now[0])
-    assert [False] * (MISSES - 1) + [True, False] == [misses.add() for _ in range(MISSES + 1)]
+    assert [misses.add() for _ in range(MISSES + 1)] == [False] * (MISSES - 1) + [True, False]
     assert misses.is_paused
 
     now[0] += PAUSE_S
@@ -82,8 +82,8 @@ def test_an_endpoint_that_misses_several_in_a_row_is_paused(now):
     assert misses.add()
 
     misses.forget()
-    assert (False, False, False) == (misses.is_paused, misses.add(), misses.is_paused)
-    assert "<Misses: 1 in a row>" == repr(misses)
+    assert (misses.is_paused, misses.add(), misses.is_paused) == (False, False, False)
+    assert repr(misses) == "<Misses: 1 in a row>"
 
 
 class Engine:
@@ -102,9 +102,9 @@ class Engine:
 async def test_a_listed_model_is_requested_once():
     engine, models = Engine("a"), ModelList()
     for _ in range(3):
-        assert {"a"} == await models.updated_for("a", engine.fetch)
+        assert await models.updated_for("a", engine.fetch) == {"a"}
 
-    assert 1 == engine.requests
+    assert engine.requests == 1
 
 
 async def test_an_update_replaces_listed_models():
@@ -114,14 +114,14 @@ async def test_an_update_replaces_listed_models():
     engine.names = frozenset("a")
     await models.update(engine.fetch)
 
-    assert {"a"} == models.names
+    assert models.names == {"a"}
 
 
 async def test_concurrent_lookups_of_an_unlisted_model_share_one_request():
     engine, models = Engine("a"), ModelList()
     await asyncio.gather(*(models.updated_for("b", engine.fetch) for _ in range(50)))
 
-    assert 1 == engine.requests
+    assert engine.requests == 1
 
 
 async def test_an_unlisted_model_is_requested_again_after_a_minute():
@@ -131,9 +131,9 @@ async def test_an_unlisted_model_is_requested_again_after_a_minute():
     await models.updated_for("b", engine.fetch)
     engine.names = frozenset({"a", "b"})
     now = 59.0
-    assert {"a"} == await models.updated_for("b", engine.fetch)
+    assert await models.updated_for("b", engine.fetch) == {"a"}
     now = 60.0
-    assert {"a", "b"} == await models.updated_for("b", engine.fetch)
+    assert await models.updated_for("b", engine.fetch) == {"a", "b"}
 
 
 async def test_another_unlisted_model_is_requested_at_once():
@@ -141,7 +141,7 @@ async def test_another_unlisted_model_is_requested_at_once():
     await models.updated_for("b", engine.fetch)
     await models.updated_for("c", engine.fetch)
 
-    assert 2 == engine.requests
+    assert engine.requests == 2
 
 
 async def test_a_cancelled_lookup_is_repeated_by_the_next_call():
@@ -155,7 +155,7 @@ async def test_a_cancelled_lookup_is_repeated_by_the_next_call():
     lookup.cancel()
     await asyncio.wait([lookup])
 
-    assert {"b"} == await models.updated_for("b", Engine("b").fetch)
+    assert await models.updated_for("b", Engine("b").fetch) == {"b"}
 
 
 async def test_after_forget_the_models_are_requested_again():
@@ -165,7 +165,7 @@ async def test_after_forget_the_models_are_requested_again():
     models.forget()
     await models.updated_for("b", engine.fetch)
 
-    assert 2 == engine.requests
+    assert engine.requests == 2
 
 
 class CountingEngine:
@@ -184,14 +184,14 @@ async def test_concurrent_gets_share_one_request():
     """False is cached too; after forget() it is requested again. Each model has a value of its own."""
     cached, engine = CachedAnswer(), CountingEngine(response=False)
 
-    assert [False] * 9 == await asyncio.gather(*(cached.get("m", engine) for _ in range(9)))
-    assert 1 == engine.requests
+    assert await asyncio.gather(*(cached.get("m", engine) for _ in range(9))) == [False] * 9
+    assert engine.requests == 1
     engine.response = True
     assert await cached.get("other", engine)
     assert not await cached.get("m", engine)
     cached.forget()
     assert await cached.get("m", engine)
-    assert 3 == engine.requests
+    assert engine.requests == 3
 
 
 async def test_a_value_is_requested_again_after_ten_minutes():
@@ -200,11 +200,11 @@ async def test_a_value_is_requested_again_after_ten_minutes():
     await cached.get("m", engine)
     now[0] = 599.0
     await cached.get("m", engine)
-    assert 1 == engine.requests
+    assert engine.requests == 1
 
     now[0] = 600.0
     await cached.get("m", engine)
-    assert 2 == engine.requests
+    assert engine.requests == 2
 
 
 async def test_none_is_requested_again_after_a_minute():
@@ -213,11 +213,11 @@ async def test_none_is_requested_again_after_a_minute():
     cached, engine = CachedAnswer(lambda: now[0]), CountingEngine(response=None)
     for model in ("m", "m", "other", "m"):
         assert await cached.get(model, engine) is None
-    assert 2 == engine.requests
+    assert engine.requests == 2
 
     now[0] = 60.0
     await cached.get("m", engine)
-    assert 3 == engine.requests
+    assert engine.requests == 3
 
 
 async def test_the_number_of_cached_models_is_limited():
@@ -226,5 +226,5 @@ async def test_the_number_of_cached_models_is_limited():
     for number in range(3000):
         await cached.get(str(number), engine)
 
-    assert 3000 == engine.requests
+    assert engine.requests == 3000
     assert len(cached._unanswered) <= 1024

@@ -75,12 +75,12 @@ async def test_at_8_both_shapes_are_served_and_recorded_with_either_engine(store
     (step,) = await stored_steps(store, "r1")
     ids, logprobs, reasons = read(response.json)
 
-    assert (200, n) == (response.status, len(ids)), response.text
-    assert [PROMPT] == [prompt.tolist() for prompt in step.prompts]
+    assert (response.status, len(ids)) == (200, n), response.text
+    assert [prompt.tolist() for prompt in step.prompts] == [PROMPT]
     assert [choice.ids.tolist() for choice in step.choices] == ids
     assert [choice.logprobs.tolist() for choice in step.choices] == logprobs
     assert [choice.finish_reason for choice in step.choices] == reasons
-    assert (True, True) == (step.exact, step.trainable)
+    assert (step.exact, step.trainable) == (True, True)
     is_native = engine_shape == "sglang" and "input_ids" in body
     served_as = ("sglang_generate", "/generate") if is_native else ("completions", "/v1/completions")
     assert (*served_as, with_samples(body, n)) == (step.dialect, step.endpoint, step.request)
@@ -92,7 +92,7 @@ async def test_at_8_the_path_prefix_names_the_rollout(store, path):
     async with simulating("127.0.0.1:0", Options()) as engine, session_with(engine, store) as session:
         rollout_id = (await session.post(path, VLLM)).headers["X-Rollout-Id"]
 
-    assert 1 == len(await stored_steps(store, rollout_id))
+    assert len(await stored_steps(store, rollout_id)) == 1
     assert path == "/generate" or rollout_id == "r1"
 
 
@@ -102,8 +102,8 @@ async def test_at_9_the_health_probe_of_the_vllm_client_is_200_and_not_recorded(
     async with session_with(engine, store) as session:
         response = await session.get(f"{prefix}/health")
 
-    assert (200, {"status": "ok"}) == (response.status, response.json)
-    assert [] == engine.requests
+    assert (response.status, response.json) == (200, {"status": "ok"})
+    assert engine.requests == []
     assert await store.get("r1") is None
 
 
@@ -119,8 +119,8 @@ async def test_at_9_probes_of_the_sglang_client_succeed_and_are_not_recorded(sto
     async with simulating("127.0.0.1:0", options) as engine, session_with(engine, store) as session:
         response = await session.post(path, body)
 
-    assert (200, 1) == (response.status, len(response.json["choices"]))
-    assert () == (await store.list()).names
+    assert (response.status, len(response.json["choices"])) == (200, 1)
+    assert (await store.list()).names == ()
 
 
 @ENGINES
@@ -133,7 +133,7 @@ async def test_trl_gets_the_ids_of_each_sample_of_each_text(store, engine_shape,
         response = await session.post("/rollouts/r1/generate/", body)
     (step,) = await stored_steps(store, "r1")
 
-    assert (200, True) == (response.status, step.trainable)
+    assert (response.status, step.trainable) == (200, True)
     assert [load_tokenizer().encode(text) for text in prompts] == response.json["prompt_ids"]
     assert 2 * len(prompts) == len(step.choices)
     assert [choice.ids.tolist() for choice in step.choices] == response.json["completion_ids"]
@@ -148,8 +148,8 @@ async def test_requested_logprobs_are_returned_with_every_setting_of_record_logp
     without = {key: value for key, value in body.items() if key not in {"logprobs", "return_logprob"}}
     responses = await generate(store, body, without, shape=engine_shape, record={"logprobs": "off"})
 
-    assert [200, 200] == [response.status for response in responses]
-    assert [True, False] == [len(step.choices[0].logprobs) > 0 for step in await stored_steps(store, "r1")]
+    assert [response.status for response in responses] == [200, 200]
+    assert [len(step.choices[0].logprobs) > 0 for step in await stored_steps(store, "r1")] == [True, False]
 
 
 async def test_prompt_logprobs_have_the_shape_of_vllm_server_and_the_sampled_token_is_not_trained(store):
@@ -162,16 +162,16 @@ async def test_prompt_logprobs_have_the_shape_of_vllm_server_and_the_sampled_tok
     assert (200, None, len(PROMPT) - 1) == (response.status, first, len(entries))
     assert all(str(token) in entry for token, entry in zip(PROMPT[1:], entries, strict=True))
     assert all(isinstance(logprob, float) for entry in entries for logprob in entry.values())
-    assert (("phantom_token",), False) == (step.problems, step.trainable)
+    assert (step.problems, step.trainable) == (("phantom_token",), False)
 
 
 async def test_prompt_logprobs_are_422_with_an_engine_that_returns_none(store):
     """Completions of SGLang ignore the field; nothing is sent or recorded."""
     (response,) = await generate(store, {**VLLM, "prompt_logprobs": 1}, shape="sglang")
 
-    assert (422, "prompt_logprobs") == (response.status, response.json["error"]["param"])
+    assert (response.status, response.json["error"]["param"]) == (422, "prompt_logprobs")
     assert "requires vLLM" in response.json["error"]["message"]
-    assert [] == await stored_steps(store, "r1")
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_generate_is_422_with_an_engine_that_returns_no_token_ids(store, engine):
@@ -179,9 +179,9 @@ async def test_generate_is_422_with_an_engine_that_returns_no_token_ids(store, e
     async with session_with(None, store, engines={"endpoints": endpoints}) as session:
         response = await session.post("/rollouts/r1/generate", VLLM)
 
-    assert 422 == response.status
+    assert response.status == 422
     assert "no token ids" in response.json["error"]["message"]
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("body", [VLLM, SGLANG])
@@ -198,23 +198,23 @@ async def test_an_engine_response_without_an_id_or_logprob_is_502_and_a_flagged_
     engine.answers({"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [sampled]})
     response, step = await one_call(engine, store, body, "/rollouts/r1/generate")
 
-    assert (502, "engine_disconnected") == (response.status, response.json["error"]["code"])
+    assert (response.status, response.json["error"]["code"]) == (502, "engine_disconnected")
     assert "did not return token ids" in response.json["error"]["message"]
-    assert ("complete", False) == (step.status, step.trainable)
+    assert (step.status, step.trainable) == ("complete", False)
 
 
 async def test_an_engine_error_is_returned_unchanged(store, engine):
     engine.answers({"error": {"message": "too long"}}, 400)
     response, _ = await one_call(engine, store, VLLM, "/rollouts/r1/generate")
 
-    assert (400, {"error": {"message": "too long"}}) == (response.status, response.json)
+    assert (response.status, response.json) == (400, {"error": {"message": "too long"}})
 
 
 async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape(store):
     first, second = await generate(store, SGLANG, SGLANG, headers={"Idempotency-Key": "k"})
 
     assert (first.status, first.json) == (second.status, second.json)
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_sglang_gets_a_body_of_its_own_shape_unchanged(body):
     """For an unknown engine it is not rejected either: the call is recorded as one without a response."""
     call = read_generate("/generate", body, TranslationOptions())
 
-    assert ({"sglang": "/generate"}, body) == (call.own, call.request)
+    assert (call.own, call.request) == ({"sglang": "/generate"}, body)
     call.native({}, None)
 
 
@@ -256,11 +256,11 @@ def test_sampling_parameters_of_sglang_are_translated_to_completions():
     sampling = {"max_new_tokens": 7, "min_new_tokens": 2, "stop": ["x"], "top_p": None, "no_stop_trim": True}
     body = read_generate("/generate", {"input_ids": [1], "sampling_params": sampling}, TranslationOptions()).body
 
-    assert {
+    assert body == {
         "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "max_tokens": 7, "min_tokens": 2, "stop": ["x"], "include_stop_str_in_output": True, "prompt": [1]
-    } == body  # fmt: skip
-    assert 128 == read_generate("/generate", {"input_ids": [1]}, TranslationOptions()).body["max_tokens"]
+    }  # fmt: skip
+    assert read_generate("/generate", {"input_ids": [1]}, TranslationOptions()).body["max_tokens"] == 128
 
 
 @pytest.mark.parametrize("body", [VLLM, SGLANG])
@@ -292,7 +292,7 @@ async def test_the_trl_server_of_atropos_gets_what_was_sampled(store):
 
     texts = [[decode(choice.ids.tolist()) for choice in step.choices] for step in steps]
     assert [[it.text for it in completion.choices], [it.message.content for it in chat.choices]] == texts
-    assert [2, 1] == [len(step.choices) for step in steps]
+    assert [len(step.choices) for step in steps] == [2, 1]
 
 
 @pytest.mark.parametrize("prompts", [None, [], "hi", [1], [[1, 2]]])
@@ -300,7 +300,7 @@ def test_trl_requires_a_list_of_texts(prompts):
     with pytest.raises(UnprocessableRequest) as refused:
         read_trl_generate("/generate/", {"prompts": prompts}, TranslationOptions())
 
-    assert "prompts" == refused.value.param
+    assert refused.value.param == "prompts"
 
 
 @pytest.mark.parametrize(
@@ -323,4 +323,4 @@ def test_the_catch_all_alias_applies_to_calls_without_a_model():
     form = read_generate("/generate", VLLM, TranslationOptions())
 
     assert "model" not in form.native({"gpt": "policy"}, "vllm")
-    assert "policy" == form.native({"*": "policy"}, "vllm")["model"]
+    assert form.native({"*": "policy"}, "vllm")["model"] == "policy"

@@ -44,18 +44,19 @@ async def test_at_7_and_at_9_health_has_the_model_and_the_counts_of_sessions_and
     await proxy.request("POST", "/rollouts", {"rollout_id": "r1"})
 
     health = {"status": "ok", "model": "simulated", "sessions": 1, "servers": 1, "healthy_servers": 1}
-    assert (200, health) == await proxy.request("GET", "/health")
-    assert 2 == len([name async for name in store.names()])
+    assert await proxy.request("GET", "/health") == (200, health)
+    assert len([name async for name in store.names()]) == 2
 
 
 async def test_at_7_setup_accepts_configured_engines(proxy):
     """An empty list is accepted; trailing slashes and /v1 are ignored."""
     payload = {"status": "ok", "servers": 1, "model_name": "simulated"}
 
-    assert (200, payload) == await proxy.request("POST", "/setup", {"model_name": "x", "servers": []})
+    assert await proxy.request("POST", "/setup", {"model_name": "x", "servers": []}) == (200, payload)
     for url in (proxy.engine_url, f"{proxy.engine_url}/", f"{proxy.engine_url}/v1/"):
-        assert (200, payload) == await proxy.request(
-            "POST", "/setup", {"servers": [{"base_url": url, "server_type": "vllm"}]}
+        assert await proxy.request("POST", "/setup", {"servers": [{"base_url": url, "server_type": "vllm"}]}) == (
+            200,
+            payload,
         )
 
 
@@ -68,7 +69,7 @@ async def test_at_7_setup_with_another_engine_is_404(proxy, store):
         f"No server with base_url {elsewhere.url!r}. Available: {[proxy.engine_url]}. Only configured engines "
         "(engines.endpoints) can be used."
     )) == response  # fmt: skip
-    assert ([], 0) == (elsewhere.requests, elsewhere.probes)
+    assert (elsewhere.requests, elsewhere.probes) == ([], 0)
 
 
 async def test_at_7_setup_without_a_base_url_is_500(proxy):
@@ -81,9 +82,9 @@ async def test_at_7_setup_without_a_base_url_is_500(proxy):
 async def test_at_7_schema_errors_are_422_with_fastapis_detail(proxy):
     status, payload = await proxy.request("POST", "/setup", {"servers": 7})
 
-    assert (422, ["detail"]) == (status, list(payload))
-    assert [("list_type", ["body", "servers"], 7)] == [
-        (fault["type"], fault["loc"], fault["input"]) for fault in payload["detail"]
+    assert (status, list(payload)) == (422, ["detail"])
+    assert [(fault["type"], fault["loc"], fault["input"]) for fault in payload["detail"]] == [
+        ("list_type", ["body", "servers"], 7)
     ]
 
 
@@ -97,27 +98,27 @@ async def test_at_7_servers_are_the_configured_engines(proxy):
     }
 
     await proxy.request("POST", "/sessions/create", {})
-    assert (200, {"servers": [server]}) == await proxy.request("GET", "/servers")
+    assert await proxy.request("GET", "/servers") == (200, {"servers": [server]})
 
 
 async def test_at_7_a_session_is_a_rollout_with_the_sessions_terms_in_its_metadata(proxy, store):
     status, payload = await proxy.request("POST", "/sessions/create", {"tool_parser": "mistral", "track_tree": True})
     rollout = await stored_rollout(store, payload["uuid"])
 
-    assert 200 == status
+    assert status == 200
     assert {
         "uuid": rollout.rollout_id, "model_name": "simulated", "tool_parser": "mistral", "base_url": None,
         "created_at": rollout.created_ms / 1000,
     } == payload  # fmt: skip
-    assert {
+    assert rollout.metadata["atropos"] == {
         "tool_parser": "mistral", "track_tree": True, "base_url": None, "model_name": "simulated"
-    } == rollout.metadata["atropos"]  # fmt: skip
+    }  # fmt: skip
 
 
 async def test_at_7_a_session_defaults_to_the_hermes_parser(proxy):
     status, payload = await proxy.request("POST", "/sessions/create")
 
-    assert (200, "hermes") == (status, payload["tool_parser"])
+    assert (status, payload["tool_parser"]) == (200, "hermes")
 
 
 async def test_a_session_of_an_unreachable_engine_can_be_created(store, engine):
@@ -130,14 +131,14 @@ async def test_a_session_of_an_unreachable_engine_can_be_created(store, engine):
             pass
         uuid = await proxy.create(base_url=dead)
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        assert 200 == (await proxy.request("POST", f"/{uuid}/v1/chat/completions", body))[0]
+        assert (await proxy.request("POST", f"/{uuid}/v1/chat/completions", body))[0] == 200
         assert "messages" in engine.requests[-1]
 
 
 async def test_at_7_a_session_of_an_unknown_engine_is_404_and_lists_the_available_engines(proxy):
     status, payload = await proxy.request("POST", "/sessions/create", {"base_url": "http://10.0.0.1:9/v1"})
 
-    assert (404, "invalid_request_error", 404) == (status, payload["error"]["type"], payload["error"]["code"])
+    assert (status, payload["error"]["type"], payload["error"]["code"]) == (404, "invalid_request_error", 404)
     assert f"Available: {[proxy.engine_url]}" in payload["error"]["message"]
 
 
@@ -165,7 +166,7 @@ async def test_at_7_sessions_are_listed_with_their_numbers_of_nodes(proxy, store
     status, payload = await proxy.request("GET", "/sessions")
     stored = {name: await stored_rollout(store, name) for name in (first, second)}
 
-    assert 200 == status
+    assert status == 200
     expected = [
         {
             "uuid": name,
@@ -177,7 +178,7 @@ async def test_at_7_sessions_are_listed_with_their_numbers_of_nodes(proxy, store
         }
         for name, url, nodes in ((first, None, 2), (second, proxy.engine_url, 0))
     ]
-    assert expected == sorted(payload["sessions"], key=lambda session: -session["num_nodes"])
+    assert sorted(payload["sessions"], key=lambda session: -session["num_nodes"]) == expected
 
 
 async def test_at_7_a_conversation_is_one_node_with_its_text_and_sampled_tokens(proxy):
@@ -192,9 +193,9 @@ async def test_at_7_a_conversation_is_one_node_with_its_text_and_sampled_tokens(
     sampled = [token for step in recorded["steps"] for token in step["choices"][0]["ids"]]
     _, text = await proxy.request("POST", "/detokenize", {"tokens": payload["nodes"][0]["tokens"]})
 
-    assert (200, ["nodes"]) == (status, list(payload))
+    assert (status, list(payload)) == (200, ["nodes"])
     (node,) = payload["nodes"]
-    assert ["full_text", "tokens", "masked_tokens", "logprobs", "metadata"] == list(node)
+    assert list(node) == ["full_text", "tokens", "masked_tokens", "logprobs", "metadata"]
     assert sampled == [token for token in node["masked_tokens"] if token != -100]
     assert [token == -100 for token in node["masked_tokens"]] == [logprob == 1.0 for logprob in node["logprobs"]]
     assert text["prompt"] == node["full_text"]
@@ -225,7 +226,7 @@ async def test_at_10_concurrent_calls_of_a_session_have_one_correct_node_each(st
         _, recorded = await proxy.request("GET", f"/rollouts/{uuid}/steps")
 
     expected = [[*step["prompt_ids"], *step["choices"][0]["ids"]] for step in recorded["steps"]]
-    assert 2 == len(expected)
+    assert len(expected) == 2
     assert sorted(expected) == sorted(node["tokens"] for node in payload["nodes"])
 
 
@@ -241,7 +242,7 @@ async def test_chats_of_a_session_have_logprobs_with_every_setting_of_record_log
 
     assert len(node["tokens"]) == len(node["logprobs"])
     assert min(node["logprobs"]) < 0
-    assert 409 == status
+    assert status == 409
     assert "record.logprobs: off" in payload["error"]["message"]
 
 
@@ -252,10 +253,10 @@ async def test_at_7_routes_of_a_deleted_session_are_404(store, keep_sessions):
         uuid = await proxy.create()
         await proxy.request("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 4})
 
-        assert (200, {"status": "deleted", "uuid": uuid}) == await proxy.request("DELETE", f"/{uuid}")
+        assert await proxy.request("DELETE", f"/{uuid}") == (200, {"status": "deleted", "uuid": uuid})
         for method, path, body in ROUTES:
             assert error(404, f"Session {uuid} not found") == await proxy.request(method, f"/{uuid}{path}", body)
-        assert (200, {"sessions": []}) == await proxy.request("GET", "/sessions")
+        assert await proxy.request("GET", "/sessions") == (200, {"sessions": []})
         assert (200 if keep_sessions else 404) == (await proxy.request("GET", f"/rollouts/{uuid}"))[0]
 
 
@@ -278,37 +279,37 @@ async def test_a_session_closed_by_atropos_client_is_a_completed_rollout(proxy, 
     _, payload = await proxy.request("GET", f"/rollouts/{rollout.rollout_id}/export?format=nodes")
     _, listed = await proxy.request("GET", "/rollouts?status=completed")
 
-    assert ("completed", 1) == (rollout.status, rollout.counts["steps"])
+    assert (rollout.status, rollout.counts["steps"]) == ("completed", 1)
     assert rollout.finished_ms is not None
     assert [rollout.rollout_id] == [entry["rollout_id"] for entry in listed["rollouts"]]
     assert [node.tokens] == [row["tokens"] for row in payload["rows"]]
-    assert "simulated" == rollout.metadata["atropos"]["model_name"]
+    assert rollout.metadata["atropos"]["model_name"] == "simulated"
 
 
 async def finish_as_failed(proxy, store, uuid):
     """Finish the session's rollout as a trainer does."""
     metadata = {**(await stored_rollout(store, uuid)).metadata, "mine": 1}
     body = {"status": "failed", "reward": 0.5, "metadata": metadata}
-    assert 200 == (await proxy.request("POST", f"/rollouts/{uuid}/finish", body))[0]
+    assert (await proxy.request("POST", f"/rollouts/{uuid}/finish", body))[0] == 200
 
 
 async def test_deleting_a_session_does_not_change_how_its_rollout_was_finished(proxy, store):
     """This holds also if the finish is concurrent with the deletion."""
     before, meanwhile = await proxy.create(), await proxy.create()
     await finish_as_failed(proxy, store, before)
-    assert 200 == (await proxy.request("DELETE", f"/{before}"))[0]
+    assert (await proxy.request("DELETE", f"/{before}"))[0] == 200
     reached, proceed = store.pauses("update_if")
     deleting = asyncio.create_task(proxy.request("DELETE", f"/{meanwhile}"))
     await reached.wait()
     del store.waiting["update_if"]
     await finish_as_failed(proxy, store, meanwhile)
     proceed.set()
-    assert 200 == (await deleting)[0]
+    assert (await deleting)[0] == 200
 
     for name in (before, meanwhile):
         rollout = await stored_rollout(store, name)
-        assert ("failed", 0.5, 1) == (rollout.status, rollout.reward, rollout.metadata["mine"])
-        assert 404 == (await proxy.request("DELETE", f"/{name}"))[0]
+        assert (rollout.status, rollout.reward, rollout.metadata["mine"]) == ("failed", 0.5, 1)
+        assert (await proxy.request("DELETE", f"/{name}"))[0] == 404
 
 
 async def test_at_7_an_unknown_session_is_404_on_every_route(proxy):
@@ -321,8 +322,8 @@ async def test_a_rollout_that_is_not_a_session_is_404_on_session_routes(proxy):
     """This includes a rollout named like a session."""
     for name in ("r1", UNKNOWN):
         await proxy.request("POST", "/rollouts", {"rollout_id": name})
-        assert 404 == (await proxy.request("DELETE", f"/{name}"))[0]
-        assert 200 == (await proxy.request("GET", f"/rollouts/{name}"))[0]
+        assert (await proxy.request("DELETE", f"/{name}"))[0] == 404
+        assert (await proxy.request("GET", f"/rollouts/{name}"))[0] == 200
 
 
 @pytest.mark.parametrize("name", ["nodes", "v1"])
@@ -330,31 +331,31 @@ async def test_session_routes_do_not_shadow_routes_of_the_control_api(proxy, nam
     for kind, key in (("rollouts", "rollout_id"), ("groups", "group_id")):
         await proxy.request("POST", f"/{kind}", {key: name, **({"size": 1} if kind == "groups" else {})})
         status, payload = await proxy.request("GET", f"/{kind}/{name}")
-        assert (200, name) == (status, payload.get(key)), payload
+        assert (status, payload.get(key)) == (200, name), payload
 
 
 async def test_with_atropos_disabled_its_routes_are_404(store):
     async with serving_sessions(store, atropos={}) as proxy:
         for route in ("POST /setup", "GET /servers", "POST /sessions/create", "GET /sessions"):
-            assert 404 == (await proxy.request(*route.split(), {}))[0]
-        assert (200, {"status": "ok"}) == await proxy.request("GET", "/health")
+            assert (await proxy.request(*route.split(), {}))[0] == 404
+        assert await proxy.request("GET", "/health") == (200, {"status": "ok"})
 
 
 async def test_session_routes_require_control_keys_and_their_calls_agent_keys(store):
     """Health requires no key."""
     agent, control = ({"Authorization": f"Bearer {key}"} for key in ("agent", "control"))
     async with serving_sessions(store, **CONTROL) as proxy:
-        assert 401 == (await proxy.request("POST", "/sessions/create", {}))[0]
-        assert 403 == (await proxy.request("POST", "/sessions/create", {}, agent))[0]
+        assert (await proxy.request("POST", "/sessions/create", {}))[0] == 401
+        assert (await proxy.request("POST", "/sessions/create", {}, agent))[0] == 403
         _, payload = await proxy.request("POST", "/sessions/create", {}, control)
         uuid = payload["uuid"]
         chat = ("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
         statuses = [(await proxy.request(*chat, headers))[0] for headers in (None, agent)]
         nodes = [(await proxy.request("GET", f"/{uuid}/nodes", None, headers))[0] for headers in (None, agent, control)]
 
-        assert ([401, 200], [401, 403, 200]) == (statuses, nodes)
+        assert (statuses, nodes) == ([401, 200], [401, 403, 200])
         assert error(401, "An API key is required.") == await proxy.request(*chat)
-        assert 200 == (await proxy.request("GET", "/health"))[0]
+        assert (await proxy.request("GET", "/health"))[0] == 200
 
 
 async def test_health_is_200_while_the_store_is_unreachable(proxy, store):
@@ -367,31 +368,31 @@ async def test_health_is_200_while_the_store_is_unreachable(proxy, store):
     store.names = names
     status, payload = await proxy.request("GET", "/health")
 
-    assert (200, "ok", None) == (status, payload["status"], payload["sessions"])
+    assert (status, payload["status"], payload["sessions"]) == (200, "ok", None)
 
 
 async def test_a_session_is_served_by_every_replica(proxy, store):
     uuid = await proxy.create()
     async with serving_sessions(store, proxy.engine_url) as other:
         chat = ("POST", f"/{uuid}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
-        assert 200 == (await other.request(*chat))[0]
+        assert (await other.request(*chat))[0] == 200
 
-    assert 1 == len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"])
+    assert len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"]) == 1
 
 
 async def test_with_separate_ports_sessions_are_on_the_control_api_and_calls_on_the_model_api(store, engine):
     async with serving_sessions(store, control={"listen": "127.0.0.1:0"}) as proxy:
-        assert 404 == (await proxy.request("POST", "/sessions/create", {}))[0]
+        assert (await proxy.request("POST", "/sessions/create", {}))[0] == 404
         status, payload = await proxy.request("POST", "/sessions/create", {}, url=proxy.control_url)
         chat = (f"/{payload['uuid']}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
 
-        assert 200 == status
-        assert 200 == (await proxy.request("POST", *chat))[0]
-        assert 404 == (await proxy.request("POST", *chat, url=proxy.control_url))[0]
+        assert status == 200
+        assert (await proxy.request("POST", *chat))[0] == 200
+        assert (await proxy.request("POST", *chat, url=proxy.control_url))[0] == 404
 
 
 async def test_an_unreachable_store_is_503_in_the_shape_of_atropos_proxy(proxy, store):
     store.failing = {"open"}
     status, payload = await proxy.request("POST", "/sessions/create", {})
 
-    assert (503, "server_error", 503) == (status, payload["error"]["type"], payload["error"]["code"])
+    assert (status, payload["error"]["type"], payload["error"]["code"]) == (503, "server_error", 503)

@@ -23,18 +23,18 @@ async def test_at_7_a_chat_response_has_the_shape_of_atropos_proxy_and_an_exact_
     status, payload = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": messages, "n": 2, "max_tokens": 6})
     (step,) = await stored_steps(store, uuid)
 
-    assert (200, ["id", "object", "created", "model", "choices"]) == (status, list(payload))
-    assert ("chat.completion", 21) == (payload["object"], len(payload["id"]))
+    assert (status, list(payload)) == (200, ["id", "object", "created", "model", "choices"])
+    assert (payload["object"], len(payload["id"])) == ("chat.completion", 21)
     assert payload["model"] == ("default" if step.engine.kind == "sglang" else "simulated")  # none was requested
-    assert "chatcmpl-" == payload["id"][:9]
+    assert payload["id"][:9] == "chatcmpl-"
     assert type(payload["created"]) is int
-    assert [0, 1] == [choice["index"] for choice in payload["choices"]]
-    assert all(["index", "message", "finish_reason"] == list(choice) for choice in payload["choices"])
-    assert all(["role", "content"] == list(choice["message"]) for choice in payload["choices"])
+    assert [choice["index"] for choice in payload["choices"]] == [0, 1]
+    assert all(list(choice) == ["index", "message", "finish_reason"] for choice in payload["choices"])
+    assert all(list(choice["message"]) == ["role", "content"] for choice in payload["choices"])
     assert [choice.finish_reason for choice in step.choices] == [
         choice["finish_reason"] for choice in payload["choices"]
     ]
-    assert (True, messages, 2) == (step.exact, step.request["messages"], len(step.choices))
+    assert (step.exact, step.request["messages"], len(step.choices)) == (True, messages, 2)
 
 
 async def test_at_7_tool_calls_and_their_finish_reason_are_in_the_response(store, engine):
@@ -51,7 +51,7 @@ async def test_at_7_tool_calls_and_their_finish_reason_are_in_the_response(store
 
     del message["reasoning"]
     assert choice == payload["choices"][0]
-    assert ([ADD], "auto") == (engine.requests[-1]["tools"], engine.requests[-1]["tool_choice"])
+    assert (engine.requests[-1]["tools"], engine.requests[-1]["tool_choice"]) == ([ADD], "auto")
 
 
 async def test_at_7_empty_messages_are_400_and_missing_messages_422(proxy):
@@ -60,10 +60,10 @@ async def test_at_7_empty_messages_are_400_and_missing_messages_422(proxy):
     status, payload = await proxy.request("POST", f"/{uuid}{CHAT}", {})
 
     assert error(400, "messages must not be empty.") == await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": []})
-    assert (422, [("missing", ["body", "messages"])]) == (
+    assert (
         status,
         [(fault["type"], fault["loc"]) for fault in payload["detail"]],
-    )
+    ) == (422, [("missing", ["body", "messages"])])
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
@@ -76,8 +76,8 @@ async def test_at_7_an_engine_error_is_500_completion_failed(store, engine, stat
         nodes = await proxy.request("GET", f"/{uuid}/nodes")
 
     assert error(500, "Completion failed: out of memory") == response
-    assert (200, {"nodes": []}) == nodes
-    assert ["error"] == [step.status for step in await stored_steps(store, uuid)]
+    assert nodes == (200, {"nodes": []})
+    assert [step.status for step in await stored_steps(store, uuid)] == ["error"]
 
 
 async def test_at_7_an_unreachable_engine_is_500_completion_failed(store):
@@ -87,7 +87,7 @@ async def test_at_7_an_unreachable_engine_is_500_completion_failed(store):
         uuid = await proxy.create()
         status, payload = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
 
-    assert (500, "server_error") == (status, payload["error"]["type"])
+    assert (status, payload["error"]["type"]) == (500, "server_error")
     assert payload["error"]["message"].startswith("Completion failed: Engine gone is unreachable")
 
 
@@ -100,10 +100,10 @@ async def test_at_7_a_rendered_prompt_equals_the_prompt_of_the_call(proxy, store
     await proxy.request("POST", f"/{uuid}{CHAT}", body)
     (step,) = await stored_steps(store, uuid)
 
-    assert (200, ["prompt_text", "token_ids", "num_tokens"]) == (status, list(payload))
+    assert (status, list(payload)) == (200, ["prompt_text", "token_ids", "num_tokens"])
     assert (step.prompts[0].tolist(), len(step.prompts[0])) == (payload["token_ids"], payload["num_tokens"])
     assert "Hello!" in payload["prompt_text"]
-    assert [] == steps_before
+    assert steps_before == []
 
 
 async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
@@ -133,7 +133,7 @@ async def test_an_invalid_rendered_prompt_of_the_engine_is_400(store, engine):
         engine.respond = respond
         for number, text in enumerate(texts):
             status, payload = await proxy.request("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
-            assert (400, number + 1) == (status, len(sent)), text
+            assert (status, len(sent)) == (400, number + 1), text
             assert "Failed to render prompt: The engine" in str(payload)
             assert "127.0.0.1" not in str(payload)
 
@@ -143,10 +143,10 @@ async def test_completions_of_a_session_are_recorded_and_have_the_engines_shape(
     uuid = await proxy.create()
     for prompt in ("Hello", [40, 41, 42]):
         status, payload = await proxy.request("POST", f"/{uuid}/v1/completions", {"prompt": prompt, "max_tokens": 3})
-        assert (200, "text_completion") == (status, payload["object"])
+        assert (status, payload["object"]) == (200, "text_completion")
 
-    assert ["completions"] * 2 == [step.dialect for step in await stored_steps(store, uuid)]
-    assert 2 == len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"])
+    assert [step.dialect for step in await stored_steps(store, uuid)] == ["completions"] * 2
+    assert len((await proxy.request("GET", f"/{uuid}/nodes"))[1]["nodes"]) == 2
 
 
 async def test_the_openai_client_streams_within_a_session(proxy, store):
@@ -172,7 +172,7 @@ async def test_a_retry_with_an_idempotency_key_replays_the_response(proxy, store
     _, first = await proxy.request("POST", f"/{uuid}{CHAT}", body, key)
     _, second = await proxy.request("POST", f"/{uuid}{CHAT}", body, key)
 
-    assert 1 == len(await stored_steps(store, uuid))
+    assert len(await stored_steps(store, uuid)) == 1
     assert (first == second) if not streams else second.startswith(b"data: ") and second.endswith(b"data: [DONE]\n\n")
 
 
@@ -181,7 +181,7 @@ async def test_a_call_of_a_finished_session_is_409(proxy):
     await proxy.request("POST", f"/rollouts/{uuid}/finish", {"status": "completed"})
     status, payload = await proxy.request("POST", f"/{uuid}{CHAT}", {"messages": HELLO})
 
-    assert (409, "invalid_request_error", 409) == (status, payload["error"]["type"], payload["error"]["code"])
+    assert (status, payload["error"]["type"], payload["error"]["code"]) == (409, "invalid_request_error", 409)
 
 
 async def test_a_minted_key_is_403_for_sessions_of_other_rollouts(proxy):
@@ -190,7 +190,7 @@ async def test_a_minted_key_is_403_for_sessions_of_other_rollouts(proxy):
     headers = {"Authorization": f"Bearer {opened['api_key']}"}
 
     for name in (uuid, other):
-        assert 403 == (await proxy.request("POST", f"/{name}{CHAT}", {"messages": HELLO}, headers))[0]
+        assert (await proxy.request("POST", f"/{name}{CHAT}", {"messages": HELLO}, headers))[0] == 403
 
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -213,14 +213,14 @@ async def test_without_detokenization_the_text_of_a_node_is_null(store, engine):
         await proxy.request("POST", f"/{uuid}/v1/completions", {"prompt": [1], "max_tokens": 1})
         _, payload = await proxy.request("GET", f"/{uuid}/nodes")
 
-    assert [(None, [1, 5])] == [(node["full_text"], node["tokens"]) for node in payload["nodes"]]
+    assert [(node["full_text"], node["tokens"]) for node in payload["nodes"]] == [(None, [1, 5])]
 
 
 async def test_a_session_is_created_without_a_model_if_the_engine_lists_none(store, engine):
     async with serving_sessions(store, engine.url) as proxy:
         status, payload = await proxy.request("POST", "/sessions/create", {})
 
-    assert (200, None) == (status, payload["model_name"])
+    assert (status, payload["model_name"]) == (200, None)
 
 
 async def test_rendering_with_an_engine_that_cannot_tokenize_messages_is_400(store, engine):
@@ -229,7 +229,7 @@ async def test_rendering_with_an_engine_that_cannot_tokenize_messages_is_400(sto
         uuid = await proxy.create()
         status, payload = await proxy.request("POST", f"/{uuid}/v1/chat/completions/render", {"messages": HELLO})
 
-    assert (400, "Failed to render prompt: the engine text (plain) does not support /tokenize for messages") == (
+    assert (
         status,
         payload["error"]["message"],
-    )
+    ) == (400, "Failed to render prompt: the engine text (plain) does not support /tokenize for messages")

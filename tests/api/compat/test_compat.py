@@ -28,12 +28,12 @@ def test_the_adapter_is_chosen_by_endpoint_then_by_body(endpoint, body, kind):
 
 
 def test_chat_completions_have_no_adapters():
-    assert () == CALL_ROUTES["/v1/chat/completions"].adapters
+    assert CALL_ROUTES["/v1/chat/completions"].adapters == ()
 
 
 def test_errors_have_the_dialect_of_the_endpoint():
     """`/generate` is SGLang's own, also if its calls are translated."""
-    assert "sglang_generate" == CALL_ROUTES["/generate"].errors.name
-    assert "chat" == CALL_ROUTES["/v1/chat/completions"].errors.name
-    assert "messages" == CALL_ROUTES["/v1/messages"].errors.name
+    assert CALL_ROUTES["/generate"].errors.name == "sglang_generate"
+    assert CALL_ROUTES["/v1/chat/completions"].errors.name == "chat"
+    assert CALL_ROUTES["/v1/messages"].errors.name == "messages"
     assert "/tokenize" not in CALL_ROUTES

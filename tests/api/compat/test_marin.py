@@ -58,7 +58,7 @@ class _Marin:
     async def export(self, rollout="r1", *, status=200):
         finish = {"status": "completed", "reward": 1.0, "metadata": METADATA}
         async with self.http.post(f"{self.url}/rollouts/{rollout}/finish", json=finish) as finished:
-            assert 200 == finished.status
+            assert finished.status == 200
         async with self.http.get(f"{self.url}/rollouts/{rollout}/export?format=marin&report=true") as response:
             exported = SimpleNamespace(**await response.json())
             assert status == response.status
@@ -79,7 +79,7 @@ async def test_ma_1_the_arguments_of_marin_return_a_chat_completion_with_logprob
     completion = await marin.call()
     (choice,) = completion.choices
 
-    assert "chat.completion" == completion.object
+    assert completion.object == "chat.completion"
     assert completion.usage.completion_tokens == len(choice.logprobs.content) > 0
     assert choice.message.content
     assert getattr(choice, "response_token_ids", None) is None
@@ -104,9 +104,9 @@ async def test_ma_3_four_choices_of_a_call_are_one_group(marin):
     exported = await marin.export()
     (group,) = FORMATS["marin"].gather([Rows(exported.rows, [])])
 
-    assert 4 == len(group["rollouts"])
-    assert 1 == len({tuple(row["prompt_tokens"]) for row in group["rollouts"]})
-    assert 1 < len({tuple(row["response_tokens"]) for row in group["rollouts"]})
+    assert len(group["rollouts"]) == 4
+    assert len({tuple(row["prompt_tokens"]) for row in group["rollouts"]}) == 1
+    assert len({tuple(row["response_tokens"]) for row in group["rollouts"]}) > 1
 
 
 @pytest.mark.parametrize(("max_tokens", "truncated"), [(1, True), (2000, False)])
@@ -129,7 +129,7 @@ async def test_ma_5_with_pieces_every_token_string_is_in_the_vocabulary(marin, v
 
     assert step["choices"][0]["ids"] == [vocabulary[entry.token] for entry in entries]
     assert any(entry.token.startswith("Ġ") for entry in entries)
-    assert "<|im_end|>" == entries[-1].token
+    assert entries[-1].token == "<|im_end|>"
     assert (step["prompt_ids"], step["choices"][0]["ids"]) == (
         choices[-1].prompt_token_ids,
         choices[-1].response_token_ids,
@@ -167,5 +167,5 @@ async def test_ma_6_a_response_without_sampled_tokens_has_no_row(store, engine, 
         await marin.call()
         exported = await marin.export()
 
-    assert [] == exported.rows
-    assert ["no token was sampled"] == [entry["why"] for entry in exported.report["skipped"]]
+    assert exported.rows == []
+    assert [entry["why"] for entry in exported.report["skipped"]] == ["no token was sampled"]

@@ -52,12 +52,12 @@ async def test_a_synchronous_dispatch_sends_its_options_the_proxys_url_and_a_min
     (received,) = runner.requests
     key = read_minted(received.pop("callback_api_key"))
 
-    assert (202, "open", None) == (status, payload["status"], payload["result"])
-    assert "r1" == key.rollout_id
+    assert (status, payload["status"], payload["result"]) == (202, "open", None)
+    assert key.rollout_id == "r1"
     assert {
         "rollout_id": "r1", "server_url": proxy.url, "messages": QUESTION, "max_tokens_total": 8192, **options
     } == received  # fmt: skip
-    assert ("completed", "stop") == (rollout.status, rollout.metadata["osmosis"]["finish_reason"])
+    assert (rollout.status, rollout.metadata["osmosis"]["finish_reason"]) == ("completed", "stop")
 
 
 async def test_without_wait_a_dispatch_returns_before_the_server_responds(proxy, runner, store):
@@ -66,8 +66,8 @@ async def test_without_wait_a_dispatch_returns_before_the_server_responds(proxy,
     before = (await stored_rollout(store, "r1")).status
     runner.release.set()
 
-    assert (202, "open") == (status, before)
-    assert "completed" == (await wait_until_finished(store)).status
+    assert (status, before) == (202, "open")
+    assert (await wait_until_finished(store)).status == "completed"
 
 
 async def test_an_asynchronous_rollout_gets_its_tools_and_is_finished_by_its_callback(proxy, runner, store):
@@ -79,13 +79,13 @@ async def test_an_asynchronous_rollout_gets_its_tools_and_is_finished_by_its_cal
     rollout, (step,) = await stored_rollout(store, "r1"), await stored_steps(store, "r1")
     (received,) = runner.requests
 
-    assert 202 == status
-    assert {"temperature": 1} == received["completion_params"]
+    assert status == 202
+    assert received["completion_params"] == {"temperature": 1}
     assert not {"sampling_params", "callback_api_key"} & received.keys()
-    assert [ADD] == step.sent["set"]["tools"]
+    assert step.sent["set"]["tools"] == [ADD]
     assert runner.responses[0]["usage"]["total_tokens"] > 0
-    assert (200, {"status": "ok"}) == runner.over.result
-    assert ("completed", 0.5, (ADD,)) == (rollout.status, rollout.reward, rollout.tools)
+    assert runner.over.result == (200, {"status": "ok"})
+    assert (rollout.status, rollout.reward, rollout.tools) == ("completed", 0.5, (ADD,))
 
 
 async def test_a_retry_of_a_call_of_a_dispatched_rollout_replays_the_response(proxy, runner, store):
@@ -97,7 +97,7 @@ async def test_a_retry_of_a_call_of_a_dispatched_rollout_replays_the_response(pr
     replayed = await proxy.post("/v1/chat/completions", body)
 
     assert (200, runner.responses[0]) == replayed
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_failing_rollout_server_fails_the_rollout_with_an_error_category
     response, shown = await proxy.post("/rollouts/r1/dispatch", SYNC | {"wait": True})
     fields = shown["result"]["extra_fields"]
 
-    assert (200, "failed", category) == (response, shown["status"], fields["error_category"])
+    assert (response, shown["status"], fields["error_category"]) == (200, "failed", category)
     assert (None if status == 200 else status) == fields.get("http_status")
     assert "calculator" in shown["result"]["error_message"]
 
@@ -131,7 +131,7 @@ async def test_an_asynchronous_server_that_rejects_the_init_fails_the_rollout(pr
     await proxy.post("/rollouts/r1/dispatch", ASYNC | {"wait": True})
     status, _ = await proxy.post("/v1/chat/completions", {"messages": QUESTION, "rollout_id": "r1"})
 
-    assert ("failed", 409) == ((await stored_rollout(store, "r1")).status, status)
+    assert ((await stored_rollout(store, "r1")).status, status) == ("failed", 409)
 
 
 async def test_an_unreachable_and_a_slow_rollout_server_have_different_error_categories(store, engine, runner):
@@ -143,8 +143,9 @@ async def test_an_unreachable_and_a_slow_rollout_server_have_different_error_cat
             await proxy.post("/rollouts", {"rollout_id": name})
             _, shown[name] = await proxy.post(f"/rollouts/{name}/dispatch", SYNC | {"server": name, "wait": True})
 
-    assert {"unreachable": "network_error", "slow": "timeout"} == {
-        name: rollout["result"]["extra_fields"]["error_category"] for name, rollout in shown.items()
+    assert {name: rollout["result"]["extra_fields"]["error_category"] for name, rollout in shown.items()} == {
+        "unreachable": "network_error",
+        "slow": "timeout",
     }
 
 
@@ -163,7 +164,7 @@ async def test_an_invalid_dispatch_is_422_and_no_server_gets_a_request(proxy, ru
     """Only configured servers can be named."""
     status, payload = await proxy.post("/rollouts/r1/dispatch", SYNC | body)
 
-    assert (422, []) == (status, runner.requests)
+    assert (status, runner.requests) == (422, [])
     assert message in payload["error"]["message"]
 
 
@@ -181,8 +182,8 @@ async def test_a_rollout_is_dispatched_once(proxy, runner, store):
     await proxy.post("/rollouts/r2/finish", {"status": "completed"})
     statuses += [(await proxy.post(f"/rollouts/{name}/dispatch", SYNC))[0] for name in ("r2", "absent")]
 
-    assert [202, 202, 409, 202, 409, 404] == statuses
-    assert 1 == len(runner.requests)
+    assert statuses == [202, 202, 409, 202, 409, 404]
+    assert len(runner.requests) == 1
 
 
 async def test_a_rollout_shows_the_server_and_protocol_of_its_dispatch(proxy, store):
@@ -191,9 +192,11 @@ async def test_a_rollout_shows_the_server_and_protocol_of_its_dispatch(proxy, st
     await wait_until_finished(store)
 
     assert "dispatch" not in before
-    assert {"server": "calculator", "protocol": "sync", "state": "started"} == (await proxy.get("/rollouts/r1"))[1][
-        "dispatch"
-    ]
+    assert (await proxy.get("/rollouts/r1"))[1]["dispatch"] == {
+        "server": "calculator",
+        "protocol": "sync",
+        "state": "started",
+    }
 
 
 async def test_a_dispatch_requires_a_control_key_on_the_control_apis_port(store, engine, runner):
@@ -206,7 +209,7 @@ async def test_a_dispatch_requires_a_control_key_on_the_control_apis_port(store,
         ]
         _, last = await post(proxy.http, f"{proxy.control_url}/rollouts/absent/dispatch", SYNC, key)
 
-    assert ([404, 401, 404], "Rollout 'absent' not found.") == (statuses, last["error"]["message"])
+    assert (statuses, last["error"]["message"]) == ([404, 401, 404], "Rollout 'absent' not found.")
 
 
 async def test_the_shutdown_aborts_dispatched_rollouts(store, engine, runner):
@@ -217,9 +220,9 @@ async def test_the_shutdown_aborts_dispatched_rollouts(store, engine, runner):
         await proxy.post("/rollouts/r1/dispatch", SYNC)
     rollout = await stored_rollout(store, "r1")
 
-    assert ("aborted", "aborted") == (
+    assert (
         rollout.status, rollout.metadata["osmosis"]["extra_fields"]["error_category"]
-    )  # fmt: skip
+    ) == ("aborted", "aborted")  # fmt: skip
 
 
 async def test_a_dispatch_response_does_not_change_a_finished_rollout(proxy, runner, store):
@@ -231,7 +234,7 @@ async def test_a_dispatch_response_does_not_change_a_finished_rollout(proxy, run
         while not runner.masks:
             await asyncio.sleep(0.005)
 
-    assert "aborted" == (await stored_rollout(store, "r1")).status
+    assert (await stored_rollout(store, "r1")).status == "aborted"
 
 
 async def test_osmosis_server_url_is_sent_to_rollout_servers(store, engine, runner):
@@ -244,7 +247,7 @@ async def test_osmosis_server_url_is_sent_to_rollout_servers(store, engine, runn
             while not runner.requests:
                 await asyncio.sleep(0.005)
 
-    assert "http://127.0.0.1:1/x" == runner.requests[0]["server_url"]
+    assert runner.requests[0]["server_url"] == "http://127.0.0.1:1/x"
 
 
 @pytest.fixture
@@ -259,8 +262,8 @@ async def servers(runner):
 async def test_a_request_has_the_key_of_its_server_if_one_is_configured(servers, runner, name, key):
     runner.response_body = {"rollout_id": "r1"}
 
-    assert {"rollout_id": "r1"} == await servers.post(name, "/rollout", {"a": 1})
-    assert (key, {"a": 1}) == (runner.headers[0].get("authorization"), runner.requests[0])
+    assert await servers.post(name, "/rollout", {"a": 1}) == {"rollout_id": "r1"}
+    assert (runner.headers[0].get("authorization"), runner.requests[0]) == (key, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -278,7 +281,7 @@ async def test_an_error_response_has_an_error_category_and_its_status(servers, r
     with pytest.raises(ServerFault) as fault:
         await servers.post("one", "/rollout", {})
 
-    assert (category, None if status == 200 else status) == (fault.value.category, fault.value.status)
+    assert (fault.value.category, fault.value.status) == (category, None if status == 200 else status)
 
 
 async def test_a_response_that_is_not_json_is_an_internal_error(servers, runner):
@@ -287,7 +290,7 @@ async def test_a_response_that_is_not_json_is_an_internal_error(servers, runner)
     with pytest.raises(ServerFault, match="did not return a JSON object") as fault:
         await servers.post("one", "/rollout", {})
 
-    assert "internal_error" == fault.value.category
+    assert fault.value.category == "internal_error"
 
 
 async def test_an_unknown_server_name_is_rejected_with_the_configured_names(servers):
@@ -298,10 +301,10 @@ async def test_an_unknown_server_name_is_rejected_with_the_configured_names(serv
         without_servers.named("one")
     await without_servers.close()
 
-    assert ("<RolloutServers one, two; 0 requests>", "<RolloutServers none; 0 requests>") == (
+    assert (
         repr(servers),
         repr(without_servers),
-    )
+    ) == ("<RolloutServers one, two; 0 requests>", "<RolloutServers none; 0 requests>")
 
 
 async def test_close_cancels_waiting_dispatches(servers):
@@ -324,7 +327,7 @@ async def test_a_response_is_limited_in_bytes_and_values(servers, runner, raw):
     with pytest.raises(ServerFault, match="more than 8388608 bytes|not return a JSON object") as fault:
         await servers.post("one", "/rollout", {})
 
-    assert "internal_error" == fault.value.category
+    assert fault.value.category == "internal_error"
 
 
 async def test_no_compressed_response_is_requested_or_decompressed(servers, runner):
@@ -332,4 +335,4 @@ async def test_no_compressed_response_is_requested_or_decompressed(servers, runn
     with pytest.raises(ServerFault, match="not return a JSON object"):
         await servers.post("one", "/rollout", {})
 
-    assert "identity" == runner.headers[0]["accept-encoding"]
+    assert runner.headers[0]["accept-encoding"] == "identity"

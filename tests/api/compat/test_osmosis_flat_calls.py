@@ -55,8 +55,8 @@ def test_the_model_name_default_is_not_sent_unless_an_alias_maps_it():
     named = read_flat("/v1/completions", BODY | {"model": "policy"}, TranslationOptions())
 
     assert "model" not in form.native({"gpt-4o": "policy"})
-    assert "default" == form.native({"*": "policy"})["model"] == form.native({"default": "policy"})["model"]
-    assert "policy" == named.native({})["model"]
+    assert form.native({"*": "policy"})["model"] == form.native({"default": "policy"})["model"] == "default"
+    assert named.native({})["model"] == "policy"
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_arguments_that_are_objects_are_sent_as_text(call, sent):
     """The protocol allows both, and vLLM accepts text only; other types are sent unchanged."""
     body = BODY | {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]}
 
-    assert [{"role": "assistant", "tool_calls": [sent]}] == read_flat(
-        "/v1/completions", body, TranslationOptions()
-    ).native({})["messages"][1:]
+    assert read_flat("/v1/completions", body, TranslationOptions()).native({})["messages"][1:] == [
+        {"role": "assistant", "tool_calls": [sent]}
+    ]
 
 
 def test_the_finish_reason_and_logprobs_of_a_flat_response_are_never_null():
@@ -82,20 +82,20 @@ def test_the_finish_reason_and_logprobs_of_a_flat_response_are_never_null():
     choice = make_choice(0, [5, 6], logprobs=array("d", [-0.5, float("nan")]))
     payload = orjson.loads(flat_answer(make_step("a", [1, 2, 3], choice, response=RESPONSE, model_asked=None)))
 
-    assert ("stop", [-0.5, -9999.0]) == (payload["choices"][0]["finish_reason"], payload["logprobs"])
-    assert {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5} == payload["usage"]
-    assert ("default", "c1", 7, [1, 2, 3]) == (
+    assert (payload["choices"][0]["finish_reason"], payload["logprobs"]) == ("stop", [-0.5, -9999.0])
+    assert payload["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert (
         payload["model"],
         payload["id"],
         payload["created"],
         payload["prompt_token_ids"],
-    )
+    ) == ("default", "c1", 7, [1, 2, 3])
 
 
 def test_a_flat_response_of_an_engine_without_ids_has_empty_lists():
     payload = orjson.loads(flat_answer(replace(make_step("a", []), prompts=(), choices=(), response=RESPONSE)))
 
-    assert ([], [], []) == (payload["token_ids"], payload["logprobs"], payload["prompt_token_ids"])
+    assert (payload["token_ids"], payload["logprobs"], payload["prompt_token_ids"]) == ([], [], [])
 
 
 @pytest.mark.parametrize("facts", [{"status": "partial"}, {"response": None}, {"response": {"choices": []}}])
@@ -104,7 +104,7 @@ def test_an_incomplete_response_is_returned_unchanged(facts):
     form = read_flat("/v1/completions", BODY, TranslationOptions())
 
     assert flat_answer(step) is None
-    assert b"as it was" == form.reshape(Outcome(b"as it was", step, broken=True)).end
+    assert form.reshape(Outcome(b"as it was", step, broken=True)).end == b"as it was"
 
 
 FIRST = make_step("a", [1, 2], [3, 4])
@@ -182,14 +182,14 @@ def test_unknown_fields_of_a_flat_call_are_accepted():
     """Osmosis' schemas accept them; engines may know them."""
     call = validated(FlatCallBody, {"messages": [{"role": "user", "content": "x", "name": "y"}], "top_k": 3})
 
-    assert (3, "y") == (call.model_extra["top_k"], call.messages[0].model_extra["name"])
+    assert (call.model_extra["top_k"], call.messages[0].model_extra["name"]) == (3, "y")
 
 
 @pytest.mark.parametrize("fields", [{"new": 1}, {"final_messages": None, "extra_fields": None, "reward": None}])
 def test_optional_fields_of_a_result_may_be_null_or_missing(fields):
     result = validated(RolloutResult, {"rollout_id": "r1", "status": "ERROR"} | fields)
 
-    assert {"rollout_id": "r1", "status": "ERROR"} == result.model_dump(exclude_none=True)
+    assert result.model_dump(exclude_none=True) == {"rollout_id": "r1", "status": "ERROR"}
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ async def test_os_1_a_rollout_of_an_unmodified_rollout_server_is_one_row_with_th
     first, second = runner.responses
     outside = len(runner.masks[1])
 
-    assert (200, "COMPLETED", 2) == (status, payload["result"]["status"], payload["result"]["metrics"]["num_llm_calls"])
+    assert (status, payload["result"]["status"], payload["result"]["metrics"]["num_llm_calls"]) == (200, "COMPLETED", 2)
     assert [1] * len(first["token_ids"]) + [0] * outside + [1] * len(second["token_ids"]) == row["response_mask"]
-    assert {"call": 1, "claimed": outside, "exact": outside} == row["mask_claims"][1]
-    assert 0 == (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"]
+    assert row["mask_claims"][1] == {"call": 1, "claimed": outside, "exact": outside}
+    assert (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"] == 0
 
 
 @pytest.mark.parametrize("rollout_id", ["job/7 {a}:\u00e9\u4e2d", "x" * 256])
@@ -68,9 +68,9 @@ async def test_os_2_the_body_names_the_rollout_with_any_characters(proxy, store,
     """This holds for both call shapes."""
     for path, body in (("/v1/completions", FLAT), ("/v1/chat/completions", CHAT)):
         status, _ = await proxy.post(path, body | {"rollout_id": rollout_id})
-        assert 200 == status
+        assert status == 200
 
-    assert 2 == len(await stored_steps(store, rollout_id))
+    assert len(await stored_steps(store, rollout_id)) == 2
 
 
 @pytest.mark.parametrize("wrong_by", [-3, 4])
@@ -84,18 +84,18 @@ async def test_os_3_a_wrong_mask_is_reported_and_not_used(proxy, runner, store, 
     claimed = len(runner.masks[1])
     exact = claimed - wrong_by
 
-    assert {"claimed": claimed, "exact": exact, "claimed_sampled": 0} == step.extra["mask_mismatch"]
-    assert {"call": 1, "claimed": claimed, "exact": exact} == row["mask_claims"][1]
+    assert step.extra["mask_mismatch"] == {"claimed": claimed, "exact": exact, "claimed_sampled": 0}
+    assert row["mask_claims"][1] == {"call": 1, "claimed": claimed, "exact": exact}
     assert exact == row["response_mask"].count(0)
     assert step.exact
-    assert 1 == (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"]
+    assert (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"] == 1
 
 
 @pytest.mark.parametrize("mask", [[2], [0, 1, -1], [True], "0", {"0": 1}, [0.0]])
 async def test_os_4_a_malformed_mask_is_422_and_nothing_is_recorded(proxy, store, mask):
     status, payload = await proxy.post("/v1/completions", FLAT | {"response_mask": mask})
 
-    assert (422, "response_mask") == (status, payload["error"]["param"])
+    assert (status, payload["error"]["param"]) == (422, "response_mask")
     assert await store.get("r1") is None
 
 
@@ -111,16 +111,16 @@ async def test_os_5_an_engine_error_fails_the_rollout_and_nothing_is_trained(sto
         rows = await proxy.rows("steps")
     fields = payload["result"]["extra_fields"]
 
-    assert ("failed", category, status) == (payload["status"], fields["error_category"], fields["http_status"])
-    assert ["error"] == [step.status for step in await stored_steps(store, "r1")]
-    assert [] == rows
+    assert (payload["status"], fields["error_category"], fields["http_status"]) == ("failed", category, status)
+    assert [step.status for step in await stored_steps(store, "r1")] == ["error"]
+    assert rows == []
 
 
 async def test_os_5_an_engine_that_refuses_connections_is_503(store, runner):
     async with dispatching("http://127.0.0.1:1", store, runner) as proxy:
         status, _ = await proxy.post("/v1/completions", FLAT)
 
-    assert 503 == status
+    assert status == 503
 
 
 async def test_os_6_null_fields_of_messages_are_not_sent_to_the_engine(store, engine, runner):
@@ -137,7 +137,7 @@ async def test_os_6_null_fields_of_messages_are_not_sent_to_the_engine(store, en
     (received,) = engine.requests
 
     sent = {**call, "function": {"name": "add", "arguments": '{"a":null}'}}
-    assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}] == received["messages"]
+    assert received["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}]
     assert not {"rollout_id", "response_mask", "stop"} & received.keys()
     assert messages == step.request["messages"]
     assert received["messages"] == step.sent["set"]["messages"]
@@ -162,10 +162,10 @@ async def test_os_7_callbacks_require_the_dispatchs_key_or_an_agents_key(store, 
             "/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"}, {"X-Api-Key": key}
         )
 
-    assert ([401, 403, 401, 403, 403], 200) == (refused, accepted)
-    assert "Bearer server-key" == runner.headers[0]["authorization"]
+    assert (refused, accepted) == ([401, 403, 401, 403, 403], 200)
+    assert runner.headers[0]["authorization"] == "Bearer server-key"
     assert not any("authorization" in headers for headers in engine.headers)
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_os_8_a_repeated_result_is_200_and_changes_nothing(proxy, store):
@@ -175,9 +175,9 @@ async def test_os_8_a_repeated_result_is_200_and_changes_nothing(proxy, store):
     responses = [await proxy.post("/v1/rollout/completed", result) for _ in range(2)]
     rollout = await stored_rollout(store, "r1")
 
-    assert [(200, {"status": "ok"})] * 2 == responses
-    assert ("completed", 0.25, "stop") == (rollout.status, rollout.reward, rollout.metadata["osmosis"]["finish_reason"])
-    assert 409 == (await proxy.post("/v1/rollout/completed", result | {"status": "ERROR"}))[0]
+    assert responses == [(200, {"status": "ok"})] * 2
+    assert (rollout.status, rollout.reward, rollout.metadata["osmosis"]["finish_reason"]) == ("completed", 0.25, "stop")
+    assert (await proxy.post("/v1/rollout/completed", result | {"status": "ERROR"}))[0] == 409
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -195,9 +195,9 @@ async def test_os_9_a_call_that_is_retried_after_an_error_is_trained_once(store,
         received = [(await proxy.post(path, FLAT))[0] for _ in range(2)]
         rows = await proxy.rows("sequences")
 
-    assert [500, 200] == received
-    assert ["error", "complete"] == [step.status for step in await stored_steps(store, "r1")]
-    assert 1 == len(rows)
+    assert received == [500, 200]
+    assert [step.status for step in await stored_steps(store, "r1")] == ["error", "complete"]
+    assert len(rows) == 1
 
 
 async def test_os_9_a_call_that_is_retried_after_a_disconnect_is_trained_once(store, engine, runner):
@@ -212,10 +212,11 @@ async def test_os_9_a_call_that_is_retried_after_a_disconnect_is_trained_once(st
         await proxy.post("/v1/chat/completions", CHAT)
         rows = await proxy.rows("sequences")
 
-    assert [("partial", False), ("complete", True)] == [
-        (step.status, step.delivered) for step in await stored_steps(store, "r1")
+    assert [(step.status, step.delivered) for step in await stored_steps(store, "r1")] == [
+        ("partial", False),
+        ("complete", True),
     ]
-    assert 1 == len(rows)
+    assert len(rows) == 1
 
 
 async def test_os_9_an_equal_call_replays_the_complete_response(proxy, store):
@@ -224,7 +225,7 @@ async def test_os_9_an_equal_call_replays_the_complete_response(proxy, store):
 
     assert responses[0] == responses[1]
     assert {"token_ids", "prompt_token_ids", "logprobs"} <= responses[1][1].keys()
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_os_9_idempotency_keys_precede_the_comparison_of_bodies(proxy, store):
@@ -232,7 +233,7 @@ async def test_os_9_idempotency_keys_precede_the_comparison_of_bodies(proxy, sto
     for key in ("a", "b", "b"):
         await proxy.post("/v1/completions", FLAT, {"Idempotency-Key": key})
 
-    assert 2 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 2
 
 
 async def test_os_9_equal_chat_calls_of_other_rollouts_are_not_retries(proxy, store):
@@ -240,7 +241,7 @@ async def test_os_9_equal_chat_calls_of_other_rollouts_are_not_retries(proxy, st
     for _ in range(2):
         await proxy.post("/v1/chat/completions", CHAT)
 
-    assert 2 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -253,7 +254,7 @@ async def test_os_10_the_rollouts_tools_are_added_to_calls_without_tools(store, 
         _, payload = await proxy.post(path, FLAT)
         await proxy.post(path, FLAT | {"tools": [other]})
 
-    assert [[ADD], [other]] == [body["tools"] for body in engine.requests]
+    assert [body["tools"] for body in engine.requests] == [[ADD], [other]]
     assert payload["usage"]["completion_tokens"] > 0
 
 
@@ -264,14 +265,14 @@ async def test_a_flat_response_has_all_required_fields(proxy, store):
     (step,) = await stored_steps(store, "r1")
     (choice,) = payload["choices"]
 
-    assert ("chat.completion", "default") == (payload["object"], payload["model"])
-    assert (str, int) == (type(payload["id"]), type(payload["created"]))
-    assert (0, "assistant", str) == (choice["index"], choice["message"]["role"], type(choice["finish_reason"]))
+    assert (payload["object"], payload["model"]) == ("chat.completion", "default")
+    assert (type(payload["id"]), type(payload["created"])) == (str, int)
+    assert (choice["index"], choice["message"]["role"], type(choice["finish_reason"])) == (0, "assistant", str)
     assert step.choices[0].ids.tolist() == payload["token_ids"]
     assert step.choices[0].logprobs.tolist() == payload["logprobs"]
     assert step.prompts[0].tolist() == payload["prompt_token_ids"]
-    assert ("chat", "/v1/chat/completions") == (step.dialect, step.endpoint)
-    assert ("osmosis", True) == (step.extra["form"], step.exact)
+    assert (step.dialect, step.endpoint) == ("chat", "/v1/chat/completions")
+    assert (step.extra["form"], step.exact) == ("osmosis", True)
 
 
 async def test_a_flat_response_has_logprobs_with_every_setting_unless_the_call_disables_them(simulator, store, runner):
@@ -280,7 +281,7 @@ async def test_a_flat_response_has_logprobs_with_every_setting_unless_the_call_d
         _, without = await proxy.post("/v1/completions", FLAT | {"logprobs": False, "seed": 2})
 
     assert len(payload["token_ids"]) == len(payload["logprobs"]) > 0
-    assert (True, []) == (len(without["token_ids"]) > 0, without["logprobs"])
+    assert (len(without["token_ids"]) > 0, without["logprobs"]) == (True, [])
 
 
 async def test_a_flat_call_with_max_tokens_1_is_not_a_probe(store, engine, runner):
@@ -289,7 +290,7 @@ async def test_a_flat_call_with_max_tokens_1_is_not_a_probe(store, engine, runne
     async with dispatching(engine.url, store, runner, agents={"probes": {"one_token": True}}) as proxy:
         status, _ = await proxy.post("/v1/completions", FLAT | {"max_tokens": 1})
 
-    assert (200, 1) == (status, len(await stored_steps(store, "r1")))
+    assert (status, len(await stored_steps(store, "r1"))) == (200, 1)
 
 
 async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404(proxy, store):
@@ -302,7 +303,7 @@ async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404
     await proxy.http.delete(f"{proxy.url}/rollouts/r1")
     proceed.set()
 
-    assert 404 == (await calling)[0]
+    assert (await calling)[0] == 404
 
 
 async def test_a_result_of_a_rollout_without_calls_creates_the_rollout(proxy, store):
@@ -311,14 +312,14 @@ async def test_a_result_of_a_rollout_without_calls_creates_the_rollout(proxy, st
     status, _ = await proxy.post("/v1/rollout/completed", result)
     rollout = await stored_rollout(store, "r9")
 
-    assert (200, "failed", "no tools") == (status, rollout.status, rollout.metadata["osmosis"]["error_message"])
+    assert (status, rollout.status, rollout.metadata["osmosis"]["error_message"]) == (200, "failed", "no tools")
 
 
 async def test_a_result_keeps_the_rollouts_metadata(proxy, store):
     await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}})
     await post(proxy.http, f"{proxy.url}/rollouts/r1/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"})
 
-    assert {"task", "osmosis"} == (await stored_rollout(store, "r1")).metadata.keys()
+    assert (await stored_rollout(store, "r1")).metadata.keys() == {"task", "osmosis"}
 
 
 async def test_an_unnamed_flat_call_is_400_with_unnamed_rollouts_pass(store, engine, runner):
@@ -327,7 +328,7 @@ async def test_an_unnamed_flat_call_is_400_with_unnamed_rollouts_pass(store, eng
     async with dispatching(engine.url, store, runner, agents={"unnamed_rollouts": "pass"}) as proxy:
         status, payload = await proxy.post("/v1/completions", body)
 
-    assert (400, "rollout_id", []) == (status, payload["error"]["param"], engine.requests)
+    assert (status, payload["error"]["param"], engine.requests) == (400, "rollout_id", [])
 
 
 KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["boss"]}}
@@ -372,10 +373,10 @@ async def test_a_result_reported_by_an_agent_is_stored_as_a_claim(guarded, runne
     responses = [await guarded.post(COMPLETED, RESULT | {"reward": reward}, caller) for reward in (3e38, 1.0, 1.0)]
     rollout = await stored_rollout(store, "r1")
 
-    assert [(200, {"status": "ok"})] * 3 == responses
-    assert ("open", -1.0, None) == (rollout.status, rollout.reward, rollout.finished_ms)
+    assert responses == [(200, {"status": "ok"})] * 3
+    assert (rollout.status, rollout.reward, rollout.finished_ms) == ("open", -1.0, None)
     claim = {"status": "COMPLETED", "finish_reason": "stop", "reward": 1.0}
-    assert {"task": 7, "osmosis": {"claim": claim}} == rollout.metadata
+    assert rollout.metadata == {"task": 7, "osmosis": {"claim": claim}}
 
 
 async def test_the_key_of_a_dispatch_can_report_its_result_once(guarded, runner, store):
@@ -389,12 +390,12 @@ async def test_the_key_of_a_dispatch_can_report_its_result_once(guarded, runner,
     responses.append(await guarded.post("/v1/chat/completions", CHAT, keyed(key)))
     other = await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(key))
 
-    assert [200, 200, 200] == [status for status, _ in responses[:3]]
-    assert ("completed", 0.25) == (reported.status, reported.reward)
-    assert ("COMPLETED", 1.0) == (
+    assert [status for status, _ in responses[:3]] == [200, 200, 200]
+    assert (reported.status, reported.reward) == ("completed", 0.25)
+    assert (
         reported.metadata["osmosis"]["status"], reported.metadata["osmosis"]["claim"]["reward"]
-    )  # fmt: skip
-    assert 409 == other[0]
+    ) == ("COMPLETED", 1.0)  # fmt: skip
+    assert other[0] == 409
     assert reported.metadata == (await stored_rollout(store, "r1")).metadata
 
 
@@ -411,7 +412,7 @@ async def test_the_key_of_a_dispatch_is_valid_for_calls_of_its_rollout_only(guar
     ]
     on_control = (await guarded.get("/rollouts/r1", keyed(key)))[0]
 
-    assert ([200, 403, 401], 403) == (statuses, on_control)
+    assert (statuses, on_control) == ([200, 403, 401], 403)
     assert guarded.minted != key
 
 
@@ -422,9 +423,9 @@ async def test_a_control_key_can_report_the_result_of_any_rollout(guarded, store
         for name, status in (("r1", "COMPLETED"), ("r1", "COMPLETED"), ("r9", "ERROR"))
     ]
 
-    assert [200] * 3 == statuses
-    assert ["completed", "failed"] == [(await stored_rollout(store, name)).status for name in ("r1", "r9")]
-    assert 401 == (await guarded.post("/v1/chat/completions", CHAT, BOSS))[0]
+    assert statuses == [200] * 3
+    assert [(await stored_rollout(store, name)).status for name in ("r1", "r9")] == ["completed", "failed"]
+    assert (await guarded.post("/v1/chat/completions", CHAT, BOSS))[0] == 401
 
 
 @pytest.mark.parametrize("before", [{"reward": -1.0}, {"status": "aborted"}, {"status": "failed", "reward": -1.0}])
@@ -437,7 +438,7 @@ async def test_a_result_does_not_change_values_set_by_the_control_api(guarded, r
 
     async def set_it():
         async with getattr(guarded.http, verb)(guarded.url + path, json=before, headers=BOSS) as response:
-            assert 200 == response.status
+            assert response.status == 200
 
     if is_between:
         update_if = store.update_if
@@ -454,11 +455,11 @@ async def test_a_result_does_not_change_values_set_by_the_control_api(guarded, r
     status, _ = await guarded.post(COMPLETED, RESULT, keyed(key))
     rollout = await stored_rollout(store, "r1")
 
-    assert 200 == status
+    assert status == 200
     assert before.get("status", "completed") == rollout.status
     assert before.get("reward", rollout.reward) == rollout.reward
     assert (None if "status" in before and "reward" not in before else -1.0) == rollout.reward
-    assert "COMPLETED" == rollout.metadata["osmosis"]["status"]
+    assert rollout.metadata["osmosis"]["status"] == "COMPLETED"
 
 
 async def test_a_claim_does_not_overwrite_concurrent_changes_of_metadata(guarded, store):
@@ -474,7 +475,7 @@ async def test_a_claim_does_not_overwrite_concurrent_changes_of_metadata(guarded
     await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
 
     claim = {"status": "COMPLETED", "finish_reason": "stop", "reward": 0.25}
-    assert {"task": 8, "osmosis": {"claim": claim}} == (await stored_rollout(store, "r1")).metadata
+    assert (await stored_rollout(store, "r1")).metadata == {"task": 8, "osmosis": {"claim": claim}}
 
 
 @pytest.mark.parametrize("own", ["mine", {"env": "calculator"}])
@@ -484,7 +485,7 @@ async def test_a_claim_keeps_existing_metadata_named_osmosis(guarded, store, own
     status, _ = await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
     kept = (await stored_rollout(store, "r1")).metadata["osmosis"]
 
-    assert (200, own) == (status, kept if isinstance(own, str) else {"env": kept["env"]})
+    assert (status, kept if isinstance(own, str) else {"env": kept["env"]}) == (200, own)
     assert isinstance(own, str) or "claim" in kept
 
 
@@ -494,13 +495,13 @@ async def test_without_control_keys_a_result_is_accepted_unless_it_has_an_agents
     async with dispatching(engine.url, store, runner) as proxy:
         _, opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
         for caller in (keyed(opened["api_key"]), keyed("rollout:r1")):
-            assert 200 == (await proxy.post(COMPLETED, RESULT, caller))[0]
+            assert (await proxy.post(COMPLETED, RESULT, caller))[0] == 200
         claimed = await stored_rollout(store, "r1")
         await proxy.post(COMPLETED, RESULT, keyed("none"))
 
-    assert ("open", None) == (claimed.status, claimed.reward)
+    assert (claimed.status, claimed.reward) == ("open", None)
     reported = await stored_rollout(store, "r1")
-    assert ("completed", 0.25) == (reported.status, reported.reward)
+    assert (reported.status, reported.reward) == ("completed", 0.25)
 
 
 async def test_with_separate_ports_a_result_without_a_key_is_stored_as_a_claim(store, engine, runner):
@@ -508,15 +509,15 @@ async def test_with_separate_ports_a_result_without_a_key_is_stored_as_a_claim(s
     async with dispatching(engine.url, store, runner, control={"listen": "127.0.0.1:0"}) as proxy:
         status, _ = await proxy.post("/v1/rollout/completed", RESULT)
 
-    assert (200, "open", None) == (status, (rollout := await stored_rollout(store, "r1")).status, rollout.reward)
+    assert (status, (rollout := await stored_rollout(store, "r1")).status, rollout.reward) == (200, "open", None)
 
 
 @pytest.mark.parametrize("prefix", ["/rollouts/r1", "/sessions/r1"])
 async def test_a_result_is_400_if_its_body_and_path_name_different_rollouts(proxy, store, prefix):
     status, payload = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
 
-    assert (400, "rollout_id") == (status, payload["error"]["param"])
-    assert (None, None) == (await store.get("r1"), await store.get("r2"))
+    assert (status, payload["error"]["param"]) == (400, "rollout_id")
+    assert (await store.get("r1"), await store.get("r2")) == (None, None)
 
 
 @pytest.mark.parametrize("caller", ["boss", "minted"])
@@ -531,8 +532,8 @@ async def test_a_result_is_limited_to_64_kb(guarded, store, caller):
     kept = (await stored_rollout(store, "r1")).metadata["osmosis"]
     kept = kept.get("claim", kept)
 
-    assert (413, {"task": 7}, "open") == (refused, before.metadata, before.status)
-    assert (200, ["final_messages"], 0.25) == (accepted, kept["left_out"], kept["reward"])
+    assert (refused, before.metadata, before.status) == (413, {"task": 7}, "open")
+    assert (accepted, kept["left_out"], kept["reward"]) == (200, ["final_messages"], 0.25)
 
 
 async def test_results_are_in_the_rollout_only(guarded, store):
@@ -545,17 +546,17 @@ async def test_results_are_in_the_rollout_only(guarded, store):
     rows = await guarded.rows("sequences", BOSS)
     _, shown = await guarded.get("/rollouts/r1", BOSS)
 
-    assert [{"task": 7}] == [rollout["metadata"] for rollout in listed["rollouts"]]
-    assert {"task": 7} == reopened["metadata"]
-    assert [{"task": 7}] == [row["metadata"] for row in rows]
-    assert {"task", "osmosis"} == shown["metadata"].keys()
+    assert [rollout["metadata"] for rollout in listed["rollouts"]] == [{"task": 7}]
+    assert reopened["metadata"] == {"task": 7}
+    assert [row["metadata"] for row in rows] == [{"task": 7}]
+    assert shown["metadata"].keys() == {"task", "osmosis"}
 
 
 @pytest.mark.parametrize("reward", ["NaN", "1e400", "1e39", "-Infinity"])
 async def test_a_result_with_a_reward_outside_float32_is_422(proxy, store, reward):
     body = f'{{"rollout_id": "r1", "status": "COMPLETED", "reward": {reward}}}'
     async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as response:
-        assert 422 == response.status
+        assert response.status == 422
 
     assert await store.get("r1") is None
 
@@ -566,8 +567,8 @@ async def test_a_dispatch_response_with_a_reward_outside_float32_fails_the_rollo
     await proxy.post("/rollouts/r1/dispatch", DISPATCH)
     rollout = await stored_rollout(store, "r1")
 
-    assert ("failed", None) == (rollout.status, rollout.reward)
-    assert "validation_error" == rollout.metadata["osmosis"]["extra_fields"]["error_category"]
+    assert (rollout.status, rollout.reward) == ("failed", None)
+    assert rollout.metadata["osmosis"]["extra_fields"]["error_category"] == "validation_error"
 
 
 async def test_a_dispatch_response_above_64_kb_fails_the_rollout(proxy, runner, store):
@@ -579,8 +580,8 @@ async def test_a_dispatch_response_above_64_kb_fails_the_rollout(proxy, runner, 
         await proxy.post(f"/rollouts/{name}/dispatch", DISPATCH)
     long, kept = await stored_rollout(store, "r1"), await stored_rollout(store, "r2")
 
-    assert ("failed", None, "completed", 1.0) == (long.status, long.reward, kept.status, kept.reward)
-    assert ["final_messages"] == kept.metadata["osmosis"]["left_out"]
+    assert (long.status, long.reward, kept.status, kept.reward) == ("failed", None, "completed", 1.0)
+    assert kept.metadata["osmosis"]["left_out"] == ["final_messages"]
 
 
 @pytest.mark.parametrize("sections", [{}, {"agents": {"api_keys": ["agent"]}, "insecure": True}, KEYS])
@@ -598,4 +599,4 @@ async def test_a_key_reports_a_result_where_it_rewards_a_session(store, engine, 
             rewards.append((await stored_rollout(store, "r1")).reward)
             await store.delete("r1")
 
-    assert 1 == len(set(rewards)), rewards
+    assert len(set(rewards)) == 1, rewards

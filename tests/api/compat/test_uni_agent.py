@@ -20,12 +20,14 @@ async def test_a_task_posts_the_reward_of_the_session_that_its_agent_called(prox
     completed = [await proxy.post("/sessions/s1/complete", {}) for _ in range(2)]
     found = (await proxy.get("/rollouts/s1")).json
 
-    assert [200] * 4 == [answer.status for answer in (called, set_reward, *completed)]
-    assert {"status": "ok"} == set_reward.json == completed[0].json
-    assert ("completed", 0.5, {"task": 7, "reward_info": RUN}) == tuple(
-        found[key] for key in ("status", "reward", "metadata")
+    assert [answer.status for answer in (called, set_reward, *completed)] == [200] * 4
+    assert set_reward.json == completed[0].json == {"status": "ok"}
+    assert tuple(found[key] for key in ("status", "reward", "metadata")) == (
+        "completed",
+        0.5,
+        {"task": 7, "reward_info": RUN},
     )
-    assert 1 == found["counts"]["steps"]
+    assert found["counts"]["steps"] == 1
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ async def test_the_reward_is_the_first_number_of_reward_reward_score_and_score(p
     status = (await posted(proxy, "s1", "complete", info)).status
     found = (await proxy.get("/rollouts/s1")).json
 
-    assert (200, reward, {"reward_info": info}) == (status, found["reward"], found["metadata"])
+    assert (status, found["reward"], found["metadata"]) == (200, reward, {"reward_info": info})
 
 
 @pytest.mark.parametrize("route", ["reward_info", "complete"])
@@ -50,8 +52,8 @@ async def test_wrong_bodies_and_unknown_sessions_are_refused(proxy, route):
     await proxy.post("/rollouts", {"rollout_id": "s1"})
     statuses = [(await posted(proxy, "s1", route, info)).status for info in (7, [], "x")]
 
-    assert ([422] * 3, 404) == (statuses, (await posted(proxy, "unknown", route, RUN)).status)
-    assert "open" == (await proxy.get("/rollouts/s1")).json["status"]
+    assert (statuses, (await posted(proxy, "unknown", route, RUN)).status) == ([422] * 3, 404)
+    assert (await proxy.get("/rollouts/s1")).json["status"] == "open"
 
 
 @pytest.mark.parametrize("route", ["reward_info", "complete"])
@@ -61,8 +63,8 @@ async def test_a_reward_beyond_float32_is_refused(proxy, route):
     refused = await posted(proxy, "s1", route, {"score": 1e300})
     found = (await proxy.get("/rollouts/s1")).json
 
-    assert (422, "reward_info.score") == (refused.status, refused.json["error"]["param"])
-    assert ("open", None, {}) == tuple(found[key] for key in ("status", "reward", "metadata"))
+    assert (refused.status, refused.json["error"]["param"]) == (422, "reward_info.score")
+    assert tuple(found[key] for key in ("status", "reward", "metadata")) == ("open", None, {})
 
 
 @pytest.mark.parametrize("route", ["reward_info", "complete"])
@@ -78,8 +80,8 @@ async def test_metadata_that_changes_meanwhile_is_kept(proxy, store, route, befo
     proceed.set()
     found = [(await slow).status, quick.status, (await proxy.get("/rollouts/s1")).json]
 
-    assert [200, 200] == found[:2]
-    assert ({"other": 1, "reward_info": RUN}, 0.5) == (found[2]["metadata"], found[2]["reward"])
+    assert found[:2] == [200, 200]
+    assert (found[2]["metadata"], found[2]["reward"]) == ({"other": 1, "reward_info": RUN}, 0.5)
 
 
 async def test_a_reward_cannot_change_once_the_group_is_claimed(proxy):
@@ -90,4 +92,4 @@ async def test_a_reward_cannot_change_once_the_group_is_claimed(proxy):
     claimed = await proxy.claim()
     changed = await posted(proxy, group["rollouts"][0]["rollout_id"], "reward_info", {"reward": 9})
 
-    assert (["g"], 409) == ([entry["group_id"] for entry in claimed["groups"]], changed.status)
+    assert ([entry["group_id"] for entry in claimed["groups"]], changed.status) == (["g"], 409)

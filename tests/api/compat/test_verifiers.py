@@ -62,7 +62,7 @@ class _Proxy:
     async def export(self, name="verifiers", *, reward=1.0, **options):
         query = "".join(f"&{option}={value}" for option, value in options.items())
         async with self.http.patch(f"{self.url}/rollouts/r1", json={"reward": reward}) as patched:
-            assert 200 == patched.status
+            assert patched.status == 200
         async with self.http.get(f"{self.url}/rollouts/r1/export?format={name}&report=true{query}") as response:
             return SimpleNamespace(**orjson.loads(await response.read()))
 
@@ -81,7 +81,7 @@ async def test_vf_1_a_client_that_sets_the_flags_gets_ids_logprobs_and_named_tok
     direct = ChatCompletion.model_validate_json(recorded.response)
 
     assert direct.model_copy(update={"model": response.model}) == response
-    assert FLAGS == {key: engine.requests[0][key] for key in FLAGS}
+    assert {key: engine.requests[0][key] for key in FLAGS} == FLAGS
     assert f"token_id:{response.choices[0].token_ids[0]}" == response.choices[0].logprobs.content[0].token
 
 
@@ -116,10 +116,10 @@ async def test_vf_3_training_examples_have_one_example_per_step(proxy):
     async with proxy.http.get(f"{proxy.url}/rollouts/r1/steps") as response:
         first, _ = (await response.json())["steps"]
     async with proxy.http.patch(f"{proxy.url}/rollouts/r1", json={"step_rewards": {first["step_id"]: 0.0}}) as patched:
-        assert 200 == patched.status
+        assert patched.status == 200
     steps, examples = (await proxy.export()).rows, (await proxy.export("training_examples")).rows
 
-    assert [0.0, 1.0] == [step["reward"] for step in steps] == [example["reward"] for example in examples]
+    assert [step["reward"] for step in steps] == [example["reward"] for example in examples] == [0.0, 1.0]
     for step, example in zip(steps, examples, strict=True):
         tokens = step["tokens"]
         assert {
@@ -149,12 +149,12 @@ async def test_vf_5_a_step_without_ids_has_no_tokens_and_is_no_training_example(
         response = await proxy.chat()
         steps, examples = await proxy.export(), await proxy.export("training_examples")
 
-    assert [None] == [row["tokens"] for row in steps.rows]
+    assert [row["tokens"] for row in steps.rows] == [None]
     assert [[{"role": "assistant", "content": response.choices[0].message.content}]] == [
         [{key: message[key] for key in ("role", "content")} for message in row["completion"]] for row in steps.rows
     ]
-    assert [] == examples.rows
-    assert 1 == len(steps.report["skipped"]) == len(examples.report["skipped"])
+    assert examples.rows == []
+    assert len(steps.report["skipped"]) == len(examples.report["skipped"]) == 1
     assert "no_token_ids" in examples.report["skipped"][0]["why"]
 
 

@@ -27,9 +27,9 @@ async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batc
     batch = await proxy.claim(groups=10, advantage="reinforce_pp", min_group=1, reward_s=0)
     one, zero, five, _, half = normalized(1, 0, 5, -2, 0.5)
 
-    assert {"g1": [one, zero], "g2": [five], "g3": [half]} == by_group(batch)
-    assert [one, zero] == [row["advantages"] for row in batch["groups"][0]["data"]]
-    assert [one, zero] == [row["advantage"] for row in batch["groups"][0]["rows"]]
+    assert by_group(batch) == {"g1": [one, zero], "g2": [five], "g3": [half]}
+    assert [row["advantages"] for row in batch["groups"][0]["data"]] == [one, zero]
+    assert [row["advantage"] for row in batch["groups"][0]["rows"]] == [one, zero]
 
 
 async def test_reinforce_pp_with_a_discount_is_normalized_over_the_turns_of_the_batch(proxy):
@@ -50,7 +50,7 @@ async def test_a_group_that_the_format_refuses_is_not_in_the_baseline(proxy):
     batch = await proxy.claim(groups=10, advantage="reinforce_pp", format="scored_data", members="all")
 
     assert {"g1": normalized(1, 0)} == by_group(batch)
-    assert ["g2"] == names_in(batch, "refused")
+    assert names_in(batch, "refused") == ["g2"]
 
 
 async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baseline(proxy, monkeypatch):
@@ -66,7 +66,7 @@ async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baselin
     batch = await proxy.claim(groups=10, advantage="reinforce_pp")
 
     assert {"g1": normalized(1, 0)} == by_group(batch)
-    assert 200 == (await proxy.ack(batch)).status
+    assert (await proxy.ack(batch)).status == 200
 
 
 async def test_a_group_that_lost_its_lease_is_not_in_the_baseline(proxy, store, monkeypatch):
@@ -97,8 +97,8 @@ async def test_the_rewards_of_a_normalized_batch_are_frozen_until_it_is_undone(p
     changed = await proxy.patch(f"/rollouts/{member}", {"reward": 2})
     batch = await proxy.claim(advantage="reinforce_pp")
 
-    assert (500, 200, "claimed") == (failed.status, changed.status, await proxy.status("g1"))
-    assert 409 == (await proxy.patch(f"/rollouts/{member}", {"reward": 3})).status
+    assert (failed.status, changed.status, await proxy.status("g1")) == (500, 200, "claimed")
+    assert (await proxy.patch(f"/rollouts/{member}", {"reward": 3})).status == 409
     assert {"g1": normalized(2, 0)} == by_group(batch)
 
 
@@ -125,8 +125,8 @@ async def test_a_discount_gives_each_turn_its_own_advantage_in_the_tokens_of_a_f
     rows = zip(group["data"]["advantages"], group["data"]["masks"], strict=True)
     trained = [{value for value, token in zip(*row, strict=True) if token != -100} for row in rows]
 
-    assert (members, expected) == (group["rollouts"], group["advantages"])
-    assert [{0.125, 0.625}, {-0.375}] == trained
+    assert (group["rollouts"], group["advantages"]) == (members, expected)
+    assert trained == [{0.125, 0.625}, {-0.375}]
     assert [None] * len(group["rows"]) == [row["advantage"] for row in group["rows"]]
 
 
@@ -142,11 +142,11 @@ async def test_a_claim_and_an_export_have_the_same_advantages_of_turns(proxy):
     expected = {steps[0]: 1.0, steps[1]: 1.0}
 
     assert exports[0] == group["data"]
-    assert [expected, *[expected] * 2] == [
+    assert [
         exports[0][0]["advantages"],
         exports[1]["rows"][0]["advantages"],
         next(row for row in many["rows"] if row["rollout_id"] == members[0])["advantages"],
-    ]
+    ] == [expected, *[expected] * 2]
 
 
 async def test_the_penalty_lowers_the_reward_of_rows_and_their_report_has_the_reward_before(proxy):
@@ -165,12 +165,12 @@ async def test_the_penalty_lowers_the_reward_of_rows_and_their_report_has_the_re
     described = {"rollout_id": member, "step_ids": [row["spans"][0]["step_id"]], "reward": 0.5, "raw_reward": 1.0,
                  "weight": 1.0}  # fmt: skip
 
-    assert [0.5] * 4 == [rows[0]["reward"] for rows in (alone["rows"], group["group"], many["rows"], claimed["data"])]
+    assert [rows[0]["reward"] for rows in (alone["rows"], group["group"], many["rows"], claimed["data"])] == [0.5] * 4
     for rows in (alone["report"]["rows"], group["report"]["rows"], many["report"]["rows"]):
-        assert [{**described, "advantage": None}] == rows
-    assert ([{**described, "advantage": 0.0}], [0.5]) == (claimed["rows"], claimed["rewards"])
+        assert rows == [{**described, "advantage": None}]
+    assert (claimed["rows"], claimed["rewards"]) == ([{**described, "advantage": 0.0}], [0.5])
     assert row["token_ids"] == alone["rows"][0]["token_ids"]
-    assert 1.0 == (await proxy.get(f"/rollouts/{member}")).json["reward"]
+    assert (await proxy.get(f"/rollouts/{member}")).json["reward"] == 1.0
 
 
 async def test_only_mixed_compares_rewards_before_the_penalty(proxy):
@@ -182,8 +182,8 @@ async def test_only_mixed_compares_rewards_before_the_penalty(proxy):
     query = "branches=longest&overlong=penalize&max_len=2000&overlong_buffer=2000"
     rewards = [row["reward"] for row in (await proxy.get(f"/groups/g/export?{query}")).json]
 
-    assert 2 == len(set(rewards))
-    assert [] == (await proxy.get(f"/groups/g/export?{query}&only_mixed=true")).json
+    assert len(set(rewards)) == 2
+    assert (await proxy.get(f"/groups/g/export?{query}&only_mixed=true")).json == []
 
 
 async def test_rows_that_share_a_reward_share_the_reward_before_the_penalty(proxy):
@@ -194,7 +194,7 @@ async def test_rows_that_share_a_reward_share_the_reward_before_the_penalty(prox
     query = "row_weight=split&overlong=penalize&max_len=1&overlong_buffer=1&report=true"
     report = (await proxy.get(f"/rollouts/{opened}/export?{query}")).json["report"]
 
-    assert [(0.0, 0.5, 0.5)] * 2 == [(row["reward"], row["raw_reward"], row["weight"]) for row in report["rows"]]
+    assert [(row["reward"], row["raw_reward"], row["weight"]) for row in report["rows"]] == [(0.0, 0.5, 0.5)] * 2
 
 
 async def test_rewards_too_large_for_a_baseline_refuse_the_group_and_can_be_changed(proxy):
@@ -202,10 +202,10 @@ async def test_rewards_too_large_for_a_baseline_refuse_the_group_and_can_be_chan
     batch = await proxy.claim(advantage="dr_grpo")
     exported = await proxy.get("/groups/g/export?advantage=rloo")
 
-    assert (409, "advantage") == (exported.status, exported.json["error"]["param"])
-    assert ([], ["g"]) == (batch["groups"], names_in(batch, "refused"))
-    assert 200 == (await proxy.patch(f"/rollouts/{member}", {"reward": 3.4e38})).status
-    assert {"g": [0.0, 0.0, 0.0]} == by_group(await proxy.claim(advantage="dr_grpo"))
+    assert (exported.status, exported.json["error"]["param"]) == (409, "advantage")
+    assert (batch["groups"], names_in(batch, "refused")) == ([], ["g"])
+    assert (await proxy.patch(f"/rollouts/{member}", {"reward": 3.4e38})).status == 200
+    assert by_group(await proxy.claim(advantage="dr_grpo")) == {"g": [0.0, 0.0, 0.0]}
 
 
 @pytest.mark.parametrize(
@@ -223,4 +223,4 @@ async def test_a_claim_with_options_that_exclude_each_other_claims_nothing(proxy
     await proxy.group("g", 1, 0)
     response = await proxy.post("/batches/claim", {"consumer": "t", **options})
 
-    assert (400, param, "complete") == (response.status, response.json["error"]["param"], await proxy.status("g"))
+    assert (response.status, response.json["error"]["param"], await proxy.status("g")) == (400, param, "complete")

@@ -27,7 +27,7 @@ async def sources(store, *rewards, values=(), **fields):
 async def advantages(proxy, path="/rollouts/r0/export"):
     """Return the advantage of each step, by rollout."""
     response = await proxy.get(f"{path}?{VINE}")
-    assert 200 == response.status, response.text
+    assert response.status == 200, response.text
     rows = response.json if path.startswith("/groups") else response.json["rows"]
     return {row["rollout_id"]: row["advantages"] for row in rows}
 
@@ -37,14 +37,14 @@ async def test_the_tokens_up_to_the_next_valued_step_get_the_difference_of_the_v
     await sources(store, 1.0, 0.0, 0.25, values=[("s1", (1, 0)), ("s3", (1, 0, 0, 0))])
     expected = {"s0": 1 / 2 - 1 / 8, "s1": 1 / 4 - 1 / 2, "s2": 1 / 4 - 1 / 2, "s3": 1 - 1 / 4}
 
-    assert {"r0": expected} == await advantages(proxy)
+    assert await advantages(proxy) == {"r0": expected}
 
 
 async def test_the_value_of_the_beginning_is_the_baseline_of_the_first_tokens(proxy, store):
     """V(beginning) = 3/4 and V(s2) = 1/2; the other rollouts do not matter."""
     await sources(store, 0.0, 1.0, values=[(None, (1, 0.5)), ("s2", (0.5,))])
 
-    assert {"s0": -1 / 4, "s1": -1 / 4, "s2": -1 / 2, "s3": -1 / 2} == (await advantages(proxy))["r0"]
+    assert (await advantages(proxy))["r0"] == {"s0": -1 / 4, "s1": -1 / 4, "s2": -1 / 2, "s3": -1 / 2}
 
 
 async def test_a_rollout_without_values_has_its_reward_minus_the_mean_of_the_others(proxy, store):
@@ -52,9 +52,9 @@ async def test_a_rollout_without_values_has_its_reward_minus_the_mean_of_the_oth
     await sources(store, 1.0, 0.0, None, 0.5, values=[("s1", (0.5,))])
     found = await advantages(proxy, "/groups/g/export")
 
-    assert ["r0", "r1", "r3"] == list(found)
+    assert list(found) == ["r0", "r1", "r3"]
     assert dict.fromkeys(STEPS, 0.5 - (1 + 0) / 2) == found["r3"]
-    assert {"s0": 0.5 - 0.25, "s1": 0.5, "s2": 0.5, "s3": 0.5} == found["r0"]
+    assert found["r0"] == {"s0": 0.5 - 0.25, "s1": 0.5, "s2": 0.5, "s3": 0.5}
 
 
 async def test_a_rollout_that_inherited_all_of_its_steps_is_not_in_the_baseline(proxy, store):
@@ -99,13 +99,13 @@ async def test_without_a_value_of_the_beginning_and_other_rewards_it_is_409(prox
     refused = await proxy.get(f"/rollouts/r0/export?{VINE}")
     many = (await proxy.get(f"/export?{VINE}&report=true")).json
 
-    assert (409, "advantage") == (refused.status, refused.json["error"]["param"])
+    assert (refused.status, refused.json["error"]["param"]) == (409, "advantage")
     assert "'r0' has no branches at its beginning" in refused.json["error"]["message"]
     assert [refused.json["error"]["message"]] == [
         it["why"] for it in many["report"]["skipped"] if it["rollout_id"] == "r0"
     ]
     if group:
-        assert "no_value" == (await proxy.claim(advantage="vine", reward_s=0))["refused"][0]["code"]
+        assert (await proxy.claim(advantage="vine", reward_s=0))["refused"][0]["code"] == "no_value"
 
 
 async def test_branches_of_another_version_are_409_unless_any_counts(proxy, store):
@@ -118,10 +118,10 @@ async def test_branches_of_another_version_are_409_unless_any_counts(proxy, stor
     counted = await proxy.get(f"/rollouts/r0/export?{VINE}&any_version=true")
     claim = await proxy.claim(advantage="vine")
 
-    assert (409, "any_version") == (refused.status, refused.json["error"]["param"])
-    assert {"s0": 0.25, "s1": 0.75, "s2": 0.75, "s3": 0.75} == counted.json["rows"][0]["advantages"]
-    assert "other_version" == claim["refused"][0]["code"]
-    assert ["g"] == [group["group_id"] for group in (await proxy.claim(advantage="vine", any_version=True))["groups"]]
+    assert (refused.status, refused.json["error"]["param"]) == (409, "any_version")
+    assert counted.json["rows"][0]["advantages"] == {"s0": 0.25, "s1": 0.75, "s2": 0.75, "s3": 0.75}
+    assert claim["refused"][0]["code"] == "other_version"
+    assert [group["group_id"] for group in (await proxy.claim(advantage="vine", any_version=True))["groups"]] == ["g"]
 
 
 async def test_a_rollout_with_rewards_of_threads_is_409(proxy, store):
@@ -129,7 +129,7 @@ async def test_a_rollout_with_rewards_of_threads_is_409(proxy, store):
     await sources(store, 1.0, 0.0, thread_rewards={"main": 1.0})
     refused = await proxy.get(f"/rollouts/r0/export?{VINE}")
 
-    assert (409, True) == (refused.status, "thread_rewards" in refused.json["error"]["message"])
+    assert (refused.status, "thread_rewards" in refused.json["error"]["message"]) == (409, True)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ async def test_a_rollout_with_rewards_of_threads_is_409(proxy, store):
 async def test_options_that_vine_excludes_are_400(proxy, query, param):
     refused = await proxy.get(f"/export?{query}")
 
-    assert (400, param) == (refused.status, refused.json["error"]["param"])
+    assert (refused.status, refused.json["error"]["param"]) == (400, param)
 
 
 async def test_a_rollout_without_a_reward_has_no_advantages(proxy, store):
     await record(store, "r0", *STEPS)
 
-    assert {"r0": None} == await advantages(proxy)
+    assert await advantages(proxy) == {"r0": None}

@@ -32,11 +32,11 @@ async def test_a_claimed_group_is_claimed_by_no_other_consumer_until_it_is_relea
     assert ("claimed", "trainer", batch["batch_id"]) == tuple(
         held.json[name] for name in ("status", "consumer", "batch_id")
     )
-    assert (None, []) == (other["batch_id"], other["groups"])
-    assert ["g"] == released.json["released"] == acked.json["acked"]
+    assert (other["batch_id"], other["groups"]) == (None, [])
+    assert released.json["released"] == acked.json["acked"] == ["g"]
     assert batch["batch_id"] != second["batch_id"]
-    assert [] == third["groups"]
-    assert "done" == await proxy.status("g")
+    assert third["groups"] == []
+    assert await proxy.status("g") == "done"
 
 
 async def test_ack_and_release_are_idempotent(proxy):
@@ -52,10 +52,10 @@ async def test_ack_and_release_are_idempotent(proxy):
         await settle(proxy, acked, "extend"),
     ]
 
-    assert [200] * 4 == [response.status for response in responses]
+    assert [response.status for response in responses] == [200] * 4
     assert responses[0].json == responses[1].json
     assert responses[2].json == responses[3].json
-    assert [409] * 3 == [response.status for response in conflicts]
+    assert [response.status for response in conflicts] == [409] * 3
 
 
 async def test_a_retry_completes_an_ack_that_failed_half_way(proxy, store):
@@ -68,8 +68,8 @@ async def test_a_retry_completes_an_ack_that_failed_half_way(proxy, store):
     batches.update_if = update_if
     second = await settle(proxy, batch, "ack", delete=True)
 
-    assert (503, 200, ["g"]) == (first.status, second.status, second.json["acked"])
-    assert 404 == (await proxy.get("/groups/g")).status
+    assert (first.status, second.status, second.json["acked"]) == (503, 200, ["g"])
+    assert (await proxy.get("/groups/g")).status == 404
 
 
 async def unreachable(*_, **__):
@@ -86,10 +86,10 @@ async def test_after_its_lease_expired_a_batch_is_claimed_by_another_consumer(pr
     responses = [await settle(proxy, late, verb) for verb in ("extend", "ack")]
     released = await settle(proxy, late, "release")
 
-    assert ["g"] == names_in(batch)
-    assert [(409, "lease_lost")] * 2 == [(response.status, response.json["error"]["type"]) for response in responses]
-    assert (200, [], ["g"]) == (released.status, released.json["released"], released.json["lost"])
-    assert 200 == (await settle(proxy, batch, "ack")).status
+    assert names_in(batch) == ["g"]
+    assert [(response.status, response.json["error"]["type"]) for response in responses] == [(409, "lease_lost")] * 2
+    assert (released.status, released.json["released"], released.json["lost"]) == (200, [], ["g"])
+    assert (await settle(proxy, batch, "ack")).status == 200
 
 
 async def test_an_ack_of_a_partly_lost_batch_acks_the_remaining_groups(proxy):
@@ -101,8 +101,8 @@ async def test_an_ack_of_a_partly_lost_batch_acks_the_remaining_groups(proxy):
     acked = await settle(proxy, late, "ack")
     taken = batch["groups"][0]["group_id"]
 
-    assert 200 == acked.status
-    assert ({"g1", "g2"} - {taken}, [taken]) == (set(acked.json["acked"]), acked.json["lost"])
+    assert acked.status == 200
+    assert (set(acked.json["acked"]), acked.json["lost"]) == ({"g1", "g2"} - {taken}, [taken])
 
 
 async def test_extend_restarts_the_lease(proxy):
@@ -111,9 +111,9 @@ async def test_extend_restarts_the_lease(proxy):
     extended = await settle(proxy, batch, "extend", lease_s=1000)
     shortened = await settle(proxy, batch, "extend", lease_s=0.01)
 
-    assert (200, ["g"]) == (extended.status, extended.json["held"])
+    assert (extended.status, extended.json["held"]) == (200, ["g"])
     assert extended.json["lease_ms"] > batch["lease_ms"] > shortened.json["lease_ms"]
-    assert ["g"] == names_in(await proxy.claim(wait_s=50))
+    assert names_in(await proxy.claim(wait_s=50)) == ["g"]
 
 
 async def test_an_ack_with_delete_deletes_the_groups_and_their_rollouts(proxy):
@@ -121,10 +121,10 @@ async def test_an_ack_with_delete_deletes_the_groups_and_their_rollouts(proxy):
     members = await proxy.group("g", 1, 1)
     await proxy.chat("other")
     batch = await proxy.claim()
-    assert 200 == (await settle(proxy, batch, "ack", delete=True)).status
+    assert (await settle(proxy, batch, "ack", delete=True)).status == 200
 
-    assert [404] * 3 == [(await proxy.get(path)).status for path in ("/groups/g", *(f"/rollouts/{m}" for m in members))]
-    assert 200 == (await proxy.get("/rollouts/other")).status
+    assert [(await proxy.get(path)).status for path in ("/groups/g", *(f"/rollouts/{m}" for m in members))] == [404] * 3
+    assert (await proxy.get("/rollouts/other")).status == 200
 
 
 async def test_a_claim_with_wait_s_waits_for_a_group(proxy):
@@ -135,20 +135,20 @@ async def test_a_claim_with_wait_s_waits_for_a_group(proxy):
     await asyncio.sleep(0)
     await proxy.finish(member, reward=1)
 
-    assert (None, [], None) == (empty["batch_id"], empty["groups"], empty["lease_ms"])
-    assert ["g"] == names_in(await waiting)
+    assert (empty["batch_id"], empty["groups"], empty["lease_ms"]) == (None, [], None)
+    assert names_in(await waiting) == ["g"]
 
 
 async def test_a_consumer_that_disconnects_while_it_waits_claims_nothing(proxy):
     """A group that is completed afterwards goes to the next consumer."""
     (member,) = await proxy.group("g", 1, finish=False)
     waiting = asyncio.ensure_future(proxy.claim(wait_s=30))
-    assert 200 == (await proxy.get("/health")).status  # by now the claim was sent, too
+    assert (await proxy.get("/health")).status == 200  # by now the claim was sent, too
     waiting.cancel()
     await asyncio.wait([waiting])
     await proxy.finish(member, reward=1)
 
-    assert ["g"] == names_in(await claim_once_available(proxy))
+    assert names_in(await claim_once_available(proxy)) == ["g"]
 
 
 async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy):
@@ -173,11 +173,11 @@ async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy):
         ([], 400),
     ]:
         assert status == (await proxy.post("/batches/claim", body)).status, body
-        assert "complete" == await proxy.status("g")
+        assert await proxy.status("g") == "complete"
 
 
 async def test_an_unknown_batch_is_404(proxy):
-    assert [404] * 3 == [(await proxy.post(f"/batches/none/{verb}")).status for verb in ("ack", "release", "extend")]
+    assert [(await proxy.post(f"/batches/none/{verb}")).status for verb in ("ack", "release", "extend")] == [404] * 3
 
 
 async def test_a_batch_can_be_acked_at_any_process(proxy, store):
@@ -187,7 +187,7 @@ async def test_a_batch_can_be_acked_at_any_process(proxy, store):
         running(settings_for(None), store) as other,
         proxy.http.post(f"{other.url}/batches/{batch['batch_id']}/ack") as response,
     ):
-        assert ["g"] == (await response.json())["acked"]
+        assert (await response.json())["acked"] == ["g"]
 
 
 async def test_a_group_has_the_number_of_its_delivery_and_the_consumer_of_the_one_before(proxy):
@@ -199,9 +199,11 @@ async def test_a_group_has_the_number_of_its_delivery_and_the_consumer_of_the_on
     refused = await proxy.claim(consumer="third", format="prime_rl", advantage="none")  # it requires an advantage
     batches.append(await proxy.claim(consumer="fourth"))
 
-    assert [] == refused["groups"]
-    assert [("g", 1, None), ("g", 2, "trainer"), ("g", 3, "second")] == [
-        delivered(group) for batch in batches for group in batch["groups"]
+    assert refused["groups"] == []
+    assert [delivered(group) for batch in batches for group in batch["groups"]] == [
+        ("g", 1, None),
+        ("g", 2, "trainer"),
+        ("g", 3, "second"),
     ]
 
 
@@ -215,8 +217,8 @@ async def test_a_claim_that_fails_is_no_delivery(proxy, store):
     batches.open = open_batch
     batch = await proxy.claim(consumer="next")
 
-    assert 503 == failed.status
-    assert [("g", 2, "trainer")] == [delivered(group) for group in batch["groups"]]
+    assert failed.status == 503
+    assert [delivered(group) for group in batch["groups"]] == [("g", 2, "trainer")]
 
 
 async def test_a_redelivered_group_counts_in_its_metric(proxy):
@@ -244,12 +246,12 @@ async def test_a_new_instance_takes_over_the_batches_of_one_that_missed_its_hear
     responses = [await settle(proxy, early, verb) for verb in ("extend", "ack", "release")]
     rest = await proxy.claim(consumer="other")
 
-    assert [("g1", 2, "trainer")] == [delivered(group) for group in batch["groups"]]
-    assert [("g2", 2, "trainer")] == [delivered(group) for group in rest["groups"]]
-    assert [(409, "lease_lost")] * 3 == [(response.status, response.json["error"]["code"]) for response in responses]
+    assert [delivered(group) for group in batch["groups"]] == [("g1", 2, "trainer")]
+    assert [delivered(group) for group in rest["groups"]] == [("g2", 2, "trainer")]
+    assert [(response.status, response.json["error"]["code"]) for response in responses] == [(409, "lease_lost")] * 3
     assert "another instance of consumer 'trainer' claims its groups" in responses[0].json["error"]["message"]
     assert "no heartbeat for 0.1 s" in responses[0].json["error"]["message"]
-    assert 200 == (await settle(proxy, batch, "ack")).status
+    assert (await settle(proxy, batch, "ack")).status == 200
 
 
 def delivered(group):
@@ -265,9 +267,9 @@ async def test_instances_that_send_their_heartbeats_keep_their_batches(proxy):
     await proxy.claim(instance="b", wait_s=0.3)
     third = await proxy.claim(instance="c", heartbeat_s=3600, wait_s=20)
 
-    assert ["g2"] == names_in(third)
-    assert 409 == (await settle(proxy, second, "extend")).status
-    assert [200, 200] == [(await settle(proxy, batch, "ack")).status for batch in (first, third)]
+    assert names_in(third) == ["g2"]
+    assert (await settle(proxy, second, "extend")).status == 409
+    assert [(await settle(proxy, batch, "ack")).status for batch in (first, third)] == [200, 200]
 
 
 @pytest.mark.parametrize(
@@ -284,9 +286,9 @@ async def test_a_batch_is_taken_over_within_its_consumer_and_with_its_heartbeat_
     """Others have their leases as without instances."""
     await proxy.group("g", 1)
     batch = await proxy.claim(**early)
-    assert [] == (await proxy.claim(wait_s=0.3, **late))["groups"]
+    assert (await proxy.claim(wait_s=0.3, **late))["groups"] == []
 
-    assert 200 == (await settle(proxy, batch, "ack")).status
+    assert (await settle(proxy, batch, "ack")).status == 200
 
 
 async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_groups(proxy, store):
@@ -310,5 +312,5 @@ async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_g
     late = await proxy.claim(instance="b")
     queue.release, queue.read = release, read
 
-    assert ([], 200) == (late["groups"], extended[0])
-    assert 200 == (await settle(proxy, batch, "ack")).status
+    assert (late["groups"], extended[0]) == ([], 200)
+    assert (await settle(proxy, batch, "ack")).status == 200

@@ -21,19 +21,19 @@ async def test_branches_are_listed_with_their_steps_and_rewards(proxy, store):
     }
     open_one = {"status": "open", "reward": None, "branched": False}
 
-    assert "a/b" == shown["rollout_id"]
-    assert [
+    assert shown["rollout_id"] == "a/b"
+    assert shown["branches"] == [
         first,
         {"rollout_id": "b1", "group_id": "g", "before": "s2", **open_one},
         {"rollout_id": "p", "group_id": None, **open_one},
-    ] == shown["branches"]
+    ]
 
 
 async def test_branches_of_an_unknown_rollout_are_404_and_one_without_any_has_none(proxy):
     await proxy.chat("r1")
 
-    assert 404 == (await proxy.get("/rollouts/r2/branches")).status
-    assert {"rollout_id": "r1", "branches": []} == (await proxy.get("/rollouts/r1/branches")).json
+    assert (await proxy.get("/rollouts/r2/branches")).status == 404
+    assert (await proxy.get("/rollouts/r1/branches")).json == {"rollout_id": "r1", "branches": []}
 
 
 async def test_values_are_shown_by_state_and_version(proxy, store):
@@ -48,8 +48,8 @@ async def test_values_are_shown_by_state_and_version(proxy, store):
     beginning = {"step_id": "s0", "index": 0, **entry}
     state = {"step_id": "s1", "index": 1, **entry, "branches": 3, "value": 0.5, "count": 2, "std": 0.5}
 
-    assert "a/b" == shown["rollout_id"]
-    assert [beginning, state] == [{k: v for k, v in it.items() if k != "versions"} for it in shown["values"]]
+    assert shown["rollout_id"] == "a/b"
+    assert [{k: v for k, v in it.items() if k != "versions"} for it in shown["values"]] == [beginning, state]
     assert [
         [{"policy_versions": ["1"], "value": it["value"], "count": it["count"], "std": it["std"]}]
         for it in (entry, state)
@@ -63,12 +63,12 @@ async def test_values_of_another_version_are_409_unless_any_counts(proxy, store)
     refused = await proxy.get("/rollouts/r1/values")
     shown = await proxy.get("/rollouts/r1/values?any_version=true")
 
-    assert (409, "any_version") == (refused.status, refused.json["error"]["param"])
-    assert [1.0] == [value["value"] for value in shown.json["values"]]
+    assert (refused.status, refused.json["error"]["param"]) == (409, "any_version")
+    assert [value["value"] for value in shown.json["values"]] == [1.0]
 
 
 async def test_values_of_an_unknown_rollout_are_404_and_one_without_branches_has_none(proxy):
     await proxy.chat("r1")
 
-    assert 404 == (await proxy.get("/rollouts/r2/values")).status
-    assert {"rollout_id": "r1", "values": []} == (await proxy.get("/rollouts/r1/values")).json
+    assert (await proxy.get("/rollouts/r2/values")).status == 404
+    assert (await proxy.get("/rollouts/r1/values")).json == {"rollout_id": "r1", "values": []}

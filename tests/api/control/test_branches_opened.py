@@ -16,7 +16,7 @@ PATH = "/rollouts/r1/branches"
 
 async def opened(proxy, before, count=2, path=PATH, **fields):
     response = await proxy.post(path, {"before": before, "count": count, **fields})
-    assert 201 == response.status, response.text
+    assert response.status == 201, response.text
     return [rollout["rollout_id"] for rollout in response.json["rollouts"]]
 
 
@@ -33,14 +33,14 @@ async def test_branches_repeat_the_rollout_up_to_the_step_and_are_sampled_from_i
     played = [await proxy.turns(member, 3) for member in members]
     group = (await proxy.get("/groups/g")).json
 
-    assert (201, "g", 2, "open", {"x": 1}) == (
+    assert (
         response.status, *(response.json[name] for name in ("group_id", "size", "status", "metadata"))
-    )  # fmt: skip
+    ) == (201, "g", 2, "open", {"x": 1})  # fmt: skip
     assert members == [rollout["rollout_id"] for rollout in group["rollouts"]]
     for member, own in zip(members, played, strict=True):
         assert steps[:2] == own[:2]
         assert steps[2] != own[2]
-        assert [False, False, True] == await sampled(store, member)
+        assert await sampled(store, member) == [False, False, True]
         assert (await stored_rollout(store, member)).has_branched
 
 
@@ -65,7 +65,7 @@ async def test_a_source_lists_its_branches_and_their_values(proxy):
     ]
     assert (steps[2], 2, 0.5, 2) == tuple(value[name] for name in ("step_id", "index", "value", "count"))
     assert dict(zip(steps, (0.25, 0.25, 0.5), strict=True)) == row["advantages"]
-    assert [1.0, -1.0] == [row["advantages"] for row in grpo]
+    assert [row["advantages"] for row in grpo] == [1.0, -1.0]
 
 
 async def test_opening_branches_is_idempotent(proxy, store, http):
@@ -77,11 +77,11 @@ async def test_opening_branches_is_idempotent(proxy, store, http):
         first, *others = await asyncio.gather(*(client.post(PATH, body) for client in clients))
     refused = await proxy.post(PATH, {**body, "count": 3})
 
-    assert [200] * 5 + [201] == sorted([first.status, *(repeated.status for repeated in others)])
+    assert sorted([first.status, *(repeated.status for repeated in others)]) == [200] * 5 + [201]
     keys = [[(it["rollout_id"], it["api_key"]) for it in response.json["rollouts"]] for response in (first, *others)]
     assert keys == keys[:1] * 6
-    assert (409, "group_id") == (refused.status, refused.json["error"]["param"])
-    assert 2 == len((await proxy.get(PATH)).json["branches"])
+    assert (refused.status, refused.json["error"]["param"]) == (409, "group_id")
+    assert len((await proxy.get(PATH)).json["branches"]) == 2
     assert await opened(proxy, steps[1]) != await opened(proxy, steps[1])
 
 
@@ -101,8 +101,8 @@ async def test_a_repeated_opening_marks_the_source_if_the_first_one_failed_befor
     with patch.object(store, "mark", mark):
         repeated = await proxy.post(path, body)
 
-    assert (503, 200) == (failed.status, repeated.status)
-    assert 1 == len((await proxy.get(PATH)).json["branches"])
+    assert (failed.status, repeated.status) == (503, 200)
+    assert len((await proxy.get(PATH)).json["branches"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ async def test_invalid_branches_are_refused_and_nothing_is_opened(proxy, body, s
     steps = await proxy.turns("r1", 2)
     response = await proxy.post(PATH, {"before": steps[1], "count": 2, **body})
 
-    assert (status, param) == (response.status, response.json["error"]["param"]), response.text
-    assert ["r1"] == [rollout["rollout_id"] for rollout in (await proxy.get("/rollouts")).json["rollouts"]]
+    assert (response.status, response.json["error"]["param"]) == (status, param), response.text
+    assert [rollout["rollout_id"] for rollout in (await proxy.get("/rollouts")).json["rollouts"]] == ["r1"]
 
 
 async def test_branches_of_an_unknown_or_deleted_rollout_are_404(proxy):
@@ -134,7 +134,7 @@ async def test_branches_of_an_unknown_or_deleted_rollout_are_404(proxy):
     await proxy.delete("/rollouts/r1")
 
     for name in ("r1", "r2"):
-        assert 404 == (await proxy.post(f"/rollouts/{name}/branches", {"before": steps[1], "count": 1})).status
+        assert (await proxy.post(f"/rollouts/{name}/branches", {"before": steps[1], "count": 1})).status == 404
 
 
 async def test_branches_of_the_beginning_are_sampled_at_once(proxy, store):
@@ -147,8 +147,8 @@ async def test_branches_of_the_beginning_are_sampled_at_once(proxy, store):
         await proxy.finish(name, reward=reward)
     (value,) = (await proxy.get("/rollouts/r1/values")).json["values"]
 
-    assert [True] == await sampled(store, member) == await sampled(store, other)
-    assert (0, 0.75, 2) == tuple(value[name] for name in ("index", "value", "count"))
+    assert await sampled(store, member) == await sampled(store, other) == [True]
+    assert tuple(value[name] for name in ("index", "value", "count")) == (0, 0.75, 2)
 
 
 async def test_a_rollout_without_steps_has_branches_of_its_beginning(proxy, store):
@@ -158,8 +158,8 @@ async def test_a_rollout_without_steps_has_branches_of_its_beginning(proxy, stor
     await proxy.finish(member, reward=0.5)
     (value,) = (await proxy.get("/rollouts/r1/values")).json["values"]
 
-    assert [True] == await sampled(store, member)
-    assert (None, 0, 0.5) == tuple(value[name] for name in ("step_id", "index", "value"))
+    assert await sampled(store, member) == [True]
+    assert tuple(value[name] for name in ("step_id", "index", "value")) == (None, 0, 0.5)
 
 
 async def test_branches_have_the_terms_of_the_source_and_given_ones_replace_them(proxy, store):
@@ -171,8 +171,8 @@ async def test_branches_have_the_terms_of_the_source_and_given_ones_replace_them
     (other,) = await opened(proxy, steps[1], 1, rollout={"sampling": {"default": {"temperature": 0.25}}})
 
     found = [await stored_rollout(store, name) for name in (plain, other)]
-    assert [{"temperature": 0.5}, {"temperature": 0.25}] == [rollout.sampling.default for rollout in found]
-    assert [({}, None)] * 2 == [(rollout.metadata, rollout.limits.max_steps) for rollout in found]
+    assert [rollout.sampling.default for rollout in found] == [{"temperature": 0.5}, {"temperature": 0.25}]
+    assert [(rollout.metadata, rollout.limits.max_steps) for rollout in found] == [({}, None)] * 2
 
 
 async def test_texts_to_ignore_count_as_equal(proxy, store):
@@ -204,5 +204,5 @@ async def test_the_branches_of_a_source_that_is_deleted_stay(proxy):
     await proxy.turns(member, 2)
     await proxy.delete("/rollouts/r1")
 
-    assert 404 == (await proxy.get("/rollouts/r1/values")).status
-    assert 2 == len(await proxy.steps(member))
+    assert (await proxy.get("/rollouts/r1/values")).status == 404
+    assert len(await proxy.steps(member)) == 2

@@ -22,9 +22,9 @@ async def test_a_claim_returns_complete_groups_in_the_requested_format(proxy):
     exported = (await proxy.get("/groups/g/export?format=trl")).json
     claimed = await proxy.claim(groups=10, format="trl")
 
-    assert ["g"] == names_in(claimed)
-    assert (exported, members, []) == tuple(claimed["groups"][0][name] for name in ("data", "rollouts", "skipped"))
-    assert ("trl", "trainer", [], []) == tuple(claimed[name] for name in ("format", "consumer", "dropped", "refused"))
+    assert names_in(claimed) == ["g"]
+    assert tuple(claimed["groups"][0][name] for name in ("data", "rollouts", "skipped")) == (exported, members, [])
+    assert tuple(claimed[name] for name in ("format", "consumer", "dropped", "refused")) == ("trl", "trainer", [], [])
 
 
 async def test_a_claim_and_an_export_with_the_same_options_return_the_same_data(proxy):
@@ -33,8 +33,8 @@ async def test_a_claim_and_an_export_with_the_same_options_return_the_same_data(
     claimed = await proxy.claim(format="scored_data", advantage="rloo", prompt_logprob=0.5)
 
     assert exported == claimed["groups"][0]["data"]
-    assert ([1.0, 0.0], [1.0, -1.0]) == tuple(claimed["groups"][0][name] for name in ("rewards", "advantages"))
-    assert 0.5 == exported["inference_logprobs"][0][0]
+    assert tuple(claimed["groups"][0][name] for name in ("rewards", "advantages")) == ([1.0, 0.0], [1.0, -1.0])
+    assert exported["inference_logprobs"][0][0] == 0.5
 
 
 async def record_versions(proxy, **groups):
@@ -58,9 +58,9 @@ async def test_groups_are_ordered_by_their_oldest_policy_version(proxy):
     await proxy.release(first)
     last = await proxy.claim(groups=10, order="newest")
 
-    assert ["unknown", "both", "nine", "ten"] == names_in(first)
-    assert [None, "8", "9", "10"] == [group["policy_version"] for group in first["groups"]]
-    assert ["ten", "nine", "both", "unknown"] == names_in(last)
+    assert names_in(first) == ["unknown", "both", "nine", "ten"]
+    assert [group["policy_version"] for group in first["groups"]] == [None, "8", "9", "10"]
+    assert names_in(last) == ["ten", "nine", "both", "unknown"]
 
 
 async def test_stale_groups_are_dropped_or_with_stale_keep_refused(proxy):
@@ -71,27 +71,27 @@ async def test_stale_groups_are_dropped_or_with_stale_keep_refused(proxy):
     dropped = await proxy.claim(groups=10, max_staleness=1)
     group = (await proxy.get("/groups/old")).json
 
-    assert ["new"] == names_in(kept) == names_in(dropped)
-    assert [["old"], []] == [names_in(kept, name) for name in ("refused", "dropped")]
-    assert [[], ["old"]] == [names_in(dropped, name) for name in ("refused", "dropped")]
-    assert ("dropped", "2 policy versions behind") == (group["status"], group["why"][20:44])
-    assert 1 == len((await proxy.get("/groups/old/export")).json)
-    assert [] == await names(proxy)
+    assert names_in(kept) == names_in(dropped) == ["new"]
+    assert [names_in(kept, name) for name in ("refused", "dropped")] == [["old"], []]
+    assert [names_in(dropped, name) for name in ("refused", "dropped")] == [[], ["old"]]
+    assert (group["status"], group["why"][20:44]) == ("dropped", "2 policy versions behind")
+    assert len((await proxy.get("/groups/old/export")).json) == 1
+    assert await names(proxy) == []
 
 
 @pytest.mark.parametrize("version", [None, "main"])
 async def test_a_group_is_stale_if_its_policy_version_is_not_a_number(proxy, version):
     await record_versions(proxy, g=version)
 
-    assert [] == await names(proxy, max_staleness=5, stale="keep")
-    assert ["g"] == await names(proxy)
+    assert await names(proxy, max_staleness=5, stale="keep") == []
+    assert await names(proxy) == ["g"]
 
 
 async def test_max_staleness_counts_versions_behind_the_current_one(proxy):
     await record_versions(proxy, g=1)
     await proxy.put("/policy", {"version": 4})
 
-    assert [[], ["g"]] == [await names(proxy, max_staleness=limit, stale="keep") for limit in (2, 3)]
+    assert [await names(proxy, max_staleness=limit, stale="keep") for limit in (2, 3)] == [[], ["g"]]
 
 
 async def test_the_continuation_mode_and_metadata_of_a_claimed_rollout_can_be_changed(proxy):
@@ -100,13 +100,13 @@ async def test_the_continuation_mode_and_metadata_of_a_claimed_rollout_can_be_ch
     await proxy.claim(groups=1, format="sequences")
     patched = await proxy.patch(f"/rollouts/{member}", {"continuation": "append", "metadata": {"a": 1}})
 
-    assert (200, "append", {"a": 1}) == (patched.status, patched.json["continuation"], patched.json["metadata"])
+    assert (patched.status, patched.json["continuation"], patched.json["metadata"]) == (200, "append", {"a": 1})
 
 
 async def test_rewards_of_a_claimed_group_cannot_be_changed(proxy):
     """A change is 409; the same value and metadata are accepted."""
     member, _ = await proxy.group("g", 1, 0)
-    assert 200 == (await proxy.patch(f"/rollouts/{member}", {"reward": 2})).status
+    assert (await proxy.patch(f"/rollouts/{member}", {"reward": 2})).status == 200
     claimed = await proxy.claim()
     (step,) = await proxy.steps(member)
     responses = [
@@ -122,13 +122,16 @@ async def test_rewards_of_a_claimed_group_cannot_be_changed(proxy):
     metadata = await proxy.patch(f"/rollouts/{member}", {"metadata": {"seen": True}})
     rollout = (await proxy.get(f"/rollouts/{member}")).json
 
-    assert [409] * 4 == [response.status for response in responses]
-    assert [200, 200] == [same.status, metadata.status]
-    assert (2.0, {}, None, {"seen": True}) == tuple(
-        rollout[name] for name in ("reward", "step_rewards", "advantages", "metadata")
+    assert [response.status for response in responses] == [409] * 4
+    assert [same.status, metadata.status] == [200, 200]
+    assert tuple(rollout[name] for name in ("reward", "step_rewards", "advantages", "metadata")) == (
+        2.0,
+        {},
+        None,
+        {"seen": True},
     )
     assert claimed["batch_id"] == rollout["claimed_by"]
-    assert 2.0 == claimed["groups"][0]["data"][0]["reward"]
+    assert claimed["groups"][0]["data"][0]["reward"] == 2.0
 
 
 async def test_a_reward_set_during_a_claim_is_in_the_batch_or_rejected(proxy):
@@ -154,16 +157,16 @@ async def test_a_group_that_the_format_cannot_express_is_refused_and_stays_in_th
     patched = await proxy.patch(f"/rollouts/{forked}", {"reward": 2})
     longest = await proxy.claim(groups=10, format="trl", branches="longest")
 
-    assert (["good"], 200) == (names_in(claimed), patched.status)
-    assert [("forked", "forked")] == [(group["group_id"], group["code"]) for group in claimed["refused"]]
+    assert (names_in(claimed), patched.status) == (["good"], 200)
+    assert [(group["group_id"], group["code"]) for group in claimed["refused"]] == [("forked", "forked")]
     assert all(part in claimed["refused"][0]["why"] for part in (forked, "2 sequences", "branches=longest"))
-    assert {"refused": {"forked": 1}, "dropped": {}} == claimed["reasons"]
+    assert claimed["reasons"] == {"refused": {"forked": 1}, "dropped": {}}
     (group,) = longest["groups"]
     (dropped,) = group["skipped"]
-    assert ("forked", [1.0]) == (group["group_id"], [row["weight"] for row in group["rows"]])
-    assert (forked, "not on the longest branch", True) == (
+    assert (group["group_id"], [row["weight"] for row in group["rows"]]) == ("forked", [1.0])
+    assert (
         dropped["rollout_id"], dropped["why"], dropped["dropped_tokens"] > 0
-    )  # fmt: skip
+    ) == (forked, "not on the longest branch", True)  # fmt: skip
 
 
 async def test_groups_with_equal_rewards_or_too_few_rows_are_dropped_with_the_reason(proxy):
@@ -172,11 +175,11 @@ async def test_groups_with_equal_rewards_or_too_few_rows_are_dropped_with_the_re
     claimed = await proxy.claim(groups=10, only_mixed=True)
     few = await proxy.claim(groups=10, min_group=3)
 
-    assert (["mixed"], ["equal"]) == tuple(names_in(claimed, name) for name in ("groups", "dropped"))
-    assert [] == few["groups"] == few["dropped"]  # one group is claimed, the other dropped
-    assert {"refused": {}, "dropped": {"equal_rewards": 1}} == claimed["reasons"]
-    assert {"available": 0, "claimed": 0} == claimed["waiting"]
-    assert {"available": 0, "claimed": 1} == few["waiting"]
+    assert tuple(names_in(claimed, name) for name in ("groups", "dropped")) == (["mixed"], ["equal"])
+    assert few["groups"] == few["dropped"] == []  # one group is claimed, the other dropped
+    assert claimed["reasons"] == {"refused": {}, "dropped": {"equal_rewards": 1}}
+    assert claimed["waiting"] == {"available": 0, "claimed": 0}
+    assert few["waiting"] == {"available": 0, "claimed": 1}
     (listed,) = (await proxy.get("/groups?status=dropped")).json["groups"]
     assert ("equal", "equal_rewards", claimed["dropped"][0]["why"]) == tuple(
         listed[name] for name in ("group_id", "code", "why")
@@ -192,7 +195,7 @@ async def test_a_deleted_group_is_not_claimed(proxy, store):
     await proxy.group("g", 1)
     await store.groups.delete("deleted")
 
-    assert ["g"] == await names(proxy)
+    assert await names(proxy) == ["g"]
 
 
 async def test_a_store_failure_during_a_claim_releases_its_groups(proxy, store):
@@ -203,8 +206,8 @@ async def test_a_store_failure_during_a_claim_releases_its_groups(proxy, store):
     response = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
     store.failing.clear()
 
-    assert 503 == response.status
-    assert ["g1", "g2"] == sorted(await names(proxy))
+    assert response.status == 503
+    assert sorted(await names(proxy)) == ["g1", "g2"]
 
 
 async def test_members_without_rows_are_listed_in_skipped_only(proxy):
@@ -216,15 +219,16 @@ async def test_members_without_rows_are_listed_in_skipped_only(proxy):
         await proxy.finish(member, reward=reward)
     (group,) = (await proxy.claim(format="trl", advantage="rloo"))["groups"]
 
-    assert ([first, last], [1.0, 0.0]) == (group["rollouts"], group["rewards"])
+    assert (group["rollouts"], group["rewards"]) == ([first, last], [1.0, 0.0])
     assert group["data"]["reward"] == group["rewards"]
     assert group["advantages"] == pytest.approx([1 - 0.5 / 3, -0.5])  # all four rewards count
     assert [
         {"rollout_id": member, "step_ids": [step], "reward": reward, "advantage": advantage, "weight": 1.0}
         for member, step, reward, advantage in zip((first, last), steps, (1.0, 0.0), group["advantages"], strict=True)
     ] == group["rows"]
-    assert {silent: "it has no steps", flagged: "none of its steps has a row"} == {
-        entry["rollout_id"]: entry["why"] for entry in group["skipped"] if "step_id" not in entry
+    assert {entry["rollout_id"]: entry["why"] for entry in group["skipped"] if "step_id" not in entry} == {
+        silent: "it has no steps",
+        flagged: "none of its steps has a row",
     }
 
 
@@ -234,7 +238,7 @@ async def test_a_member_deleted_before_the_claim_is_listed_in_skipped(proxy):
     (group,) = (await proxy.claim())["groups"]
 
     assert members == group["rollouts"]
-    assert [deleted] == [entry["rollout_id"] for entry in group["skipped"]]
+    assert [entry["rollout_id"] for entry in group["skipped"]] == [deleted]
 
 
 async def test_a_group_with_an_unreadable_step_is_refused_and_other_groups_are_claimed(proxy, store):
@@ -249,17 +253,17 @@ async def test_a_group_with_an_unreadable_step_is_refused_and_other_groups_are_c
     await proxy.delete(f"/rollouts/{bad}")
     later = await proxy.claim(groups=10)
 
-    assert ["whole"] == names_in(claimed)
-    assert [("damaged", "damaged_step", True)] == [
-        (group["group_id"], group["code"], bad in group["why"]) for group in claimed["refused"]
+    assert names_in(claimed) == ["whole"]
+    assert [(group["group_id"], group["code"], bad in group["why"]) for group in claimed["refused"]] == [
+        ("damaged", "damaged_step", True)
     ]
-    assert (200, [bad], good) == (
+    assert (
         exported.status,
         [entry["rollout_id"] for entry in exported.json["report"]["skipped"]],
         [row["rollout_id"] for row in exported.json["group"]],
-    )
-    assert 200 == rewarded.status
-    assert [("damaged", good)] == [(group["group_id"], group["rollouts"]) for group in later["groups"]]
+    ) == (200, [bad], good)
+    assert rewarded.status == 200
+    assert [(group["group_id"], group["rollouts"]) for group in later["groups"]] == [("damaged", good)]
 
 
 @pytest.mark.parametrize("verb", ["read", "opened"])
@@ -285,9 +289,9 @@ async def test_after_a_failed_claim_rewards_can_be_changed(proxy, store, verb):
     claimed_by = [(await proxy.get(f"/rollouts/{member}")).json["claimed_by"] for member in members]
     patched = [(await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status for member in members]
 
-    assert 503 == failed.status
-    assert ([None] * 4, [200] * 4) == (claimed_by, patched)
-    assert ["g1", "g2"] == sorted(await names(proxy))
+    assert failed.status == 503
+    assert (claimed_by, patched) == ([None] * 4, [200] * 4)
+    assert sorted(await names(proxy)) == ["g1", "g2"]
 
 
 async def unreachable(*_, **__):
@@ -305,20 +309,20 @@ async def test_after_a_cancelled_or_crashed_claim_rewards_can_be_changed(proxy, 
 
     monkeypatch.setattr(claims, "read_group_rows", interrupted)
     with contextlib.suppress(aiohttp.ClientError):
-        assert 500 == (await proxy.post("/batches/claim", {"consumer": "trainer"})).status
+        assert (await proxy.post("/batches/claim", {"consumer": "trainer"})).status == 500
     monkeypatch.setattr(claims, "read_group_rows", gather)
     patched = [(await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status for member in members]
 
-    assert [200, 200] == patched
-    assert ["g"] == await names(proxy)
+    assert patched == [200, 200]
+    assert await names(proxy) == ["g"]
 
 
 async def test_the_rewards_of_a_dropped_group_can_be_changed(proxy):
     members = await proxy.group("g", 1, 0)
     await proxy.claim(min_group=3)
 
-    assert "dropped" == await proxy.status("g")
-    assert 200 == (await proxy.patch(f"/rollouts/{members[0]}", {"reward": 5})).status
+    assert await proxy.status("g") == "dropped"
+    assert (await proxy.patch(f"/rollouts/{members[0]}", {"reward": 5})).status == 200
 
 
 async def test_a_failed_claim_that_lost_its_lease_does_not_unfreeze_the_rewards_of_the_next_claim(
@@ -340,9 +344,9 @@ async def test_a_failed_claim_that_lost_its_lease_does_not_unfreeze_the_rewards_
     second = await proxy.claim(wait_s=5)
     proceed.set()
 
-    assert 503 == (await first).status
-    assert ["g"] == names_in(second)
-    assert 409 == (await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status
+    assert (await first).status == 503
+    assert names_in(second) == ["g"]
+    assert (await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status == 409
 
 
 async def test_a_claim_takes_groups_of_other_parts_of_the_store_if_one_is_unreachable(proxy, store, monkeypatch):
@@ -361,4 +365,4 @@ async def test_a_claim_takes_groups_of_other_parts_of_the_store_if_one_is_unreac
     second = await proxy.post("/batches/claim", {"consumer": "trainer", "groups": 2})
     monkeypatch.setattr(store.queue, "claim", lease)
 
-    assert (["g2"], 503, ["g1"]) == (first, second.status, await names(proxy))
+    assert (first, second.status, await names(proxy)) == (["g2"], 503, ["g1"])

@@ -35,12 +35,12 @@ async def test_a_claim_of_a_group_of_two_is_six_writes(proxy, writes):
     """It reads the index, leases, freezes and reads both members, extends the lease and stores the batch."""
     for name in ("g1", "g2"):
         await proxy.group(name, 1, 0)
-    assert ["g1"] == names_in(await proxy.claim())  # the first claim of a process also compares the index
+    assert names_in(await proxy.claim()) == ["g1"]  # the first claim of a process also compares the index
     writes.clear()
     batch = await proxy.claim()
 
-    assert ["g2"] == names_in(batch)
-    assert 6 >= len(writes), writes
+    assert names_in(batch) == ["g2"]
+    assert len(writes) <= 6, writes
 
 
 async def test_a_claim_that_waits_reads_once_a_second(proxy, writes):
@@ -49,7 +49,7 @@ async def test_a_claim_that_waits_reads_once_a_second(proxy, writes):
     writes.clear()
     await proxy.claim(wait_s=2.5)
 
-    assert 6 >= len(writes), writes  # at once, once subscribed, after each second, and at the end
+    assert len(writes) <= 6, writes  # at once, once subscribed, after each second, and at the end
 
 
 async def test_a_claim_that_waits_is_notified_of_a_group(proxy, store, monkeypatch):
@@ -73,7 +73,7 @@ async def test_a_claim_that_waits_is_notified_of_a_group(proxy, store, monkeypat
     await subscribed.wait()
     await proxy.release(batch)
 
-    assert ["g"] == names_in(batch) == names_in(await again)
+    assert names_in(batch) == names_in(await again) == ["g"]
 
 
 async def test_an_instance_that_waits_looks_for_silent_ones_with_the_same_reads(proxy, writes):
@@ -84,5 +84,5 @@ async def test_an_instance_that_waits_looks_for_silent_ones_with_the_same_reads(
     writes.clear()
     await proxy.claim(instance="b", wait_s=2.5)
 
-    assert 6 >= len(writes), writes
-    assert {"QUEUE_READ"} == {name for commands in writes for name in commands}
+    assert len(writes) <= 6, writes
+    assert {name for commands in writes for name in commands} == {"QUEUE_READ"}

@@ -24,12 +24,16 @@ async def test_an_exact_claim_waits_until_all_its_groups_are_complete(proxy):
     waiting = asyncio.ensure_future(proxy.claim(groups=2, exact=True, wait_s=30))
     await proxy.finish(last, reward=1)
 
-    assert (None, [], None, [], []) == tuple(
-        empty[name] for name in ("batch_id", "groups", "lease_ms", "refused", "dropped")
+    assert tuple(empty[name] for name in ("batch_id", "groups", "lease_ms", "refused", "dropped")) == (
+        None,
+        [],
+        None,
+        [],
+        [],
     )
-    assert ({"available": 1, "claimed": 0}, {"refused": {}, "dropped": {}}) == (empty["waiting"], empty["reasons"])
-    assert [None, None] == unfrozen
-    assert ["g1", "g2"] == names_in(await waiting)
+    assert (empty["waiting"], empty["reasons"]) == ({"available": 1, "claimed": 0}, {"refused": {}, "dropped": {}})
+    assert unfrozen == [None, None]
+    assert names_in(await waiting) == ["g1", "g2"]
 
 
 async def test_groups_that_are_refused_or_dropped_do_not_count(proxy):
@@ -43,10 +47,10 @@ async def test_groups_that_are_refused_or_dropped_do_not_count(proxy):
     await proxy.patch(f"/rollouts/{unrewarded}", {"reward": 1})
     third = await proxy.claim(**options)
 
-    assert ([], {"refused": {"no_reward": 1}, "dropped": {"equal_rewards": 1}}) == (first["groups"], first["reasons"])
-    assert ([], {"refused": {"no_reward": 1}, "dropped": {}}) == (second["groups"], second["reasons"])
-    assert {"available": 2, "claimed": 0} == first["waiting"] == second["waiting"]
-    assert ["mixed1", "refused"] == names_in(third)
+    assert (first["groups"], first["reasons"]) == ([], {"refused": {"no_reward": 1}, "dropped": {"equal_rewards": 1}})
+    assert (second["groups"], second["reasons"]) == ([], {"refused": {"no_reward": 1}, "dropped": {}})
+    assert first["waiting"] == second["waiting"] == {"available": 2, "claimed": 0}
+    assert names_in(third) == ["mixed1", "refused"]
 
 
 async def test_a_reward_that_is_set_while_a_claim_waits_completes_it(proxy, monkeypatch):
@@ -69,8 +73,8 @@ async def test_a_reward_that_is_set_while_a_claim_waits_completes_it(proxy, monk
     patched = await proxy.patch(f"/rollouts/{unrewarded}", {"reward": 0})
     claimed = await waiting
 
-    assert ("complete", {0}) == (status, set(leased))
-    assert (200, ["g"], []) == (patched.status, names_in(claimed), claimed["refused"])
+    assert (status, set(leased)) == ("complete", {0})
+    assert (patched.status, names_in(claimed), claimed["refused"]) == (200, ["g"], [])
 
 
 async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy, store):
@@ -86,8 +90,8 @@ async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy,
             await replica.release(batch)
             return len(batch["groups"])
 
-        assert [4] * 4 == await asyncio.gather(*map(consume, range(4)))
-    assert 6 == len((await proxy.claim(groups=6, exact=True))["groups"])
+        assert await asyncio.gather(*map(consume, range(4))) == [4] * 4
+    assert len((await proxy.claim(groups=6, exact=True))["groups"]) == 6
 
 
 async def test_an_exact_claim_with_more_groups_than_exist_returns_none(proxy):
@@ -96,9 +100,9 @@ async def test_an_exact_claim_with_more_groups_than_exist_returns_none(proxy):
     claimed = await proxy.claim(groups=1000, exact=True)
     rejected = await proxy.post("/batches/claim", {"consumer": "t", "groups": 10_000, "exact": True})
 
-    assert ([], {"available": 1, "claimed": 0}) == (claimed["groups"], claimed["waiting"])
-    assert (422, "groups") == (rejected.status, rejected.json["error"]["param"])
-    assert "complete" == await proxy.status("g")
+    assert (claimed["groups"], claimed["waiting"]) == ([], {"available": 1, "claimed": 0})
+    assert (rejected.status, rejected.json["error"]["param"]) == (422, "groups")
+    assert await proxy.status("g") == "complete"
 
 
 @pytest.mark.parametrize("verb", ["read", "opened"])
@@ -123,9 +127,9 @@ async def test_after_a_failed_exact_claim_nothing_is_held_or_frozen(proxy, store
     failed = await proxy.post("/batches/claim", {"consumer": "t", "groups": 2, "exact": True})
     store.read_each, store.batches.open = read, opening
 
-    assert 503 == failed.status
-    assert [None] * 4 == await frozen(proxy, members)
-    assert ["g1", "g2"] == names_in(await proxy.claim(groups=2, exact=True))
+    assert failed.status == 503
+    assert await frozen(proxy, members) == [None] * 4
+    assert names_in(await proxy.claim(groups=2, exact=True)) == ["g1", "g2"]
 
 
 async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(proxy, monkeypatch):
@@ -145,8 +149,10 @@ async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(pro
     monkeypatch.setattr(claims, "fill", fill)
     (fast,) = taken[1]["groups"]
 
-    assert (None, [], {"available": 1, "claimed": 1}) == tuple(
-        claimed[name] for name in ("batch_id", "groups", "waiting")
+    assert tuple(claimed[name] for name in ("batch_id", "groups", "waiting")) == (
+        None,
+        [],
+        {"available": 1, "claimed": 1},
     )
     held = [member for member, batch in zip(members, await frozen(proxy, members), strict=True) if batch is not None]
     assert fast["rollouts"] == held
@@ -157,11 +163,11 @@ async def test_a_consumer_that_disconnects_leaves_nothing_claimed(proxy, store):
     members = await proxy.group("g1", 1, 0)
     (last,) = await proxy.group("g2", 1, finish=False)
     waiting = asyncio.ensure_future(proxy.claim(groups=2, exact=True, wait_s=30))
-    assert 200 == (await proxy.get("/health")).status  # by now the claim was sent, too
+    assert (await proxy.get("/health")).status == 200  # by now the claim was sent, too
     waiting.cancel()
     await asyncio.wait([waiting])
     await proxy.finish(last, reward=1)
 
-    assert ["g1", "g2"] == names_in(await proxy.claim(groups=2, exact=True, wait_s=20))
-    assert 2 == (await store.queue.counts()).claimed
-    assert [True, True] == [batch is not None for batch in await frozen(proxy, members)]
+    assert names_in(await proxy.claim(groups=2, exact=True, wait_s=20)) == ["g1", "g2"]
+    assert (await store.queue.counts()).claimed == 2
+    assert [batch is not None for batch in await frozen(proxy, members)] == [True, True]

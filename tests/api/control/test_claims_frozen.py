@@ -58,8 +58,8 @@ async def test_a_failed_claim_of_one_policy_does_not_unfreeze_the_batch_of_anoth
     frozen = await change(proxy, member, 3)
     coder = await proxy.claim(policy="coder")
 
-    assert [503, 200, 503, 409] == [alone.status, undone, second.status, frozen]
-    assert [[2.0]] * 2 == [claimed["groups"][0]["rewards"] for claimed in (planner, coder)]
+    assert [alone.status, undone, second.status, frozen] == [503, 200, 503, 409]
+    assert [claimed["groups"][0]["rewards"] for claimed in (planner, coder)] == [[2.0]] * 2
     assert planner["batch_id"] == (await proxy.get(f"/rollouts/{member}")).json["claimed_by"]
 
 
@@ -73,8 +73,8 @@ async def test_a_claim_that_is_undone_after_another_policy_claimed_leaves_its_ba
     second = await proxy.claim(policy="coder")
     proceed.set()
 
-    assert (503, ["g"]) == ((await first).status, names_in(second))
-    assert 409 == await change(proxy, member, 5)
+    assert ((await first).status, names_in(second)) == (503, ["g"])
+    assert await change(proxy, member, 5) == 409
     assert second["batch_id"] == (await proxy.get(f"/rollouts/{member}")).json["claimed_by"]
 
 
@@ -91,10 +91,10 @@ async def test_a_claim_that_lost_its_lease_and_its_failed_successor_leave_the_re
     before = await change(proxy, member, 5)
     for (_, proceed), task in zip(reversed(events), reversed(tasks), strict=True):
         proceed.set()
-        assert 503 == (await task).status
+        assert (await task).status == 503
 
-    assert [409, 200] == [before, await change(proxy, member, 6)]
-    assert ["g"] == names_in(await proxy.claim(policy="planner"))
+    assert [before, await change(proxy, member, 6)] == [409, 200]
+    assert names_in(await proxy.claim(policy="planner")) == ["g"]
 
 
 async def test_a_group_that_is_claimed_and_released_again_and_again_has_a_bounded_number_of_claims(proxy, store):
@@ -108,8 +108,8 @@ async def test_a_group_that_is_claimed_and_released_again_and_again_has_a_bounde
     stored = (await store.get(member)).fields["claimed_by"]
 
     assert batches[0]["batch_id"] == (await proxy.get(f"/rollouts/{member}")).json["claimed_by"]
-    assert 4 == stored.count(b"planner") + stored.count(b"coder")
-    assert 409 == await change(proxy, member, 5)
+    assert stored.count(b"planner") + stored.count(b"coder") == 4
+    assert await change(proxy, member, 5) == 409
 
 
 async def test_a_claim_that_is_cancelled_while_it_freezes_rewards_unfreezes_them(proxy, store, monkeypatch):
@@ -137,5 +137,5 @@ async def test_a_claim_that_is_cancelled_while_it_freezes_rewards_unfreezes_them
         with contextlib.suppress(aiohttp.ClientError):
             await proxy.post("/batches/claim", {"consumer": "t", "policy": "planner"})
 
-    assert 200 == await change(proxy, member, 5)
+    assert await change(proxy, member, 5) == 200
     assert "claimed_by" not in (await store.get(member)).fields

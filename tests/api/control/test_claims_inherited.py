@@ -28,20 +28,20 @@ async def test_the_version_and_staleness_of_a_group_are_those_of_its_live_tokens
     training = (await proxy.get("/training")).json["groups"]
     last = await proxy.claim(max_staleness=1)
 
-    assert [("7", 2)] == [(group["policy_version"], group["staleness"]) for group in first["groups"]]
-    assert [("7", 2)] == [(group["version"], group["staleness"]) for group in training]
-    assert ["its oldest token is 2 policy versions behind; max_staleness is 1"] == [it["why"] for it in last["dropped"]]
-    assert 200 == (await proxy.post("/groups/g/requeue", {"max_staleness": 2})).status
-    assert [("7", 2)] == [
+    assert [(group["policy_version"], group["staleness"]) for group in first["groups"]] == [("7", 2)]
+    assert [(group["version"], group["staleness"]) for group in training] == [("7", 2)]
+    assert [it["why"] for it in last["dropped"]] == ["its oldest token is 2 policy versions behind; max_staleness is 1"]
+    assert (await proxy.post("/groups/g/requeue", {"max_staleness": 2})).status == 200
+    assert [
         (group["policy_version"], group["staleness"]) for group in (await proxy.claim(max_staleness=1))["groups"]
-    ]
+    ] == [("7", 2)]
 
 
 async def test_groups_are_ordered_by_the_oldest_version_of_their_live_tokens(proxy, store):
     await played(proxy, store, "eight", ("1", "1", "8"))
     await played(proxy, store, "seven", ("9", "9", "7"))
 
-    assert ["seven", "eight"] == names_in(await proxy.claim(groups=2, min_group=1))
+    assert names_in(await proxy.claim(groups=2, min_group=1)) == ["seven", "eight"]
 
 
 @pytest.mark.parametrize("inherited", [None, "main"])
@@ -49,7 +49,7 @@ async def test_a_group_is_not_of_unknown_age_because_of_what_it_inherited(proxy,
     await proxy.put("/policy", {"version": 9})
     await played(proxy, store, "g", (inherited, inherited, "9"))
 
-    assert ["g"] == names_in(await proxy.claim(max_staleness=0, min_group=1))
+    assert names_in(await proxy.claim(max_staleness=0, min_group=1)) == ["g"]
 
 
 async def test_a_group_is_not_of_an_earlier_epoch_because_of_what_it_inherited(proxy, store):
@@ -58,7 +58,7 @@ async def test_a_group_is_not_of_an_earlier_epoch_because_of_what_it_inherited(p
     await played(proxy, store, "g", ("9", "9", ("1", 1)))
     (group,) = (await proxy.claim(max_staleness=0, min_group=1))["groups"]
 
-    assert ("1", 1, 0) == (group["policy_version"], group["policy_epoch"], group["staleness"])
+    assert (group["policy_version"], group["policy_epoch"], group["staleness"]) == ("1", 1, 0)
 
 
 async def test_each_row_has_the_point_where_it_leaves_what_its_rollout_inherited(proxy, store):
@@ -75,13 +75,13 @@ async def test_each_row_has_the_point_where_it_leaves_what_its_rollout_inherited
     assert [{"rollout_id": name, "step_ids": ["c"], "reward": 1, "advantage": None, "weight": 1, "branch": point}] == (
         group["rows"]
     )
-    assert (skipped, [[1, 10, 9, 2, 11, 9, 3]], [[12, 9]]) == (
+    assert (
         group["skipped"], group["data"]["prompt_ids"], group["data"]["completion_ids"]
-    )  # fmt: skip
-    assert (point, ["c"]) == (report["rows"][0]["branch"], report["rows"][0]["step_ids"])
-    assert ([[1]], [[0, 0, 0, 0, 0, 0, 1, 1]]) == (masked[0]["prompt_ids"], masked[0]["env_mask"])
-    assert ["a", "b", "c"] == trained.json["report"]["rows"][0]["step_ids"]
-    assert "2; inherited (2)" == exported.headers["X-Export-Skipped"]
+    ) == (skipped, [[1, 10, 9, 2, 11, 9, 3]], [[12, 9]])  # fmt: skip
+    assert (report["rows"][0]["branch"], report["rows"][0]["step_ids"]) == (point, ["c"])
+    assert (masked[0]["prompt_ids"], masked[0]["env_mask"]) == ([[1]], [[0, 0, 0, 0, 0, 0, 1, 1]])
+    assert trained.json["report"]["rows"][0]["step_ids"] == ["a", "b", "c"]
+    assert exported.headers["X-Export-Skipped"] == "2; inherited (2)"
 
 
 async def test_a_member_that_inherited_all_of_its_steps_has_no_rows_and_is_not_compared(proxy, store):
@@ -93,8 +93,8 @@ async def test_a_member_that_inherited_all_of_its_steps_has_no_rows_and_is_not_c
     (group,) = claimed["groups"]
     await proxy.release(claimed)
 
-    assert ["no_rows"] == [it["code"] for it in whole["refused"]]
-    assert ([live, other], [1.0, 2.0], [-0.5, 0.5]) == (group["rollouts"], group["rewards"], group["advantages"])
+    assert [it["code"] for it in whole["refused"]] == ["no_rows"]
+    assert (group["rollouts"], group["rewards"], group["advantages"]) == ([live, other], [1.0, 2.0], [-0.5, 0.5])
     assert {"rollout_id": inherited, "why": "none of its steps has a row"} in group["skipped"]
 
 
@@ -104,9 +104,9 @@ async def test_only_mixed_compares_the_rewards_of_members_with_live_tokens(proxy
     trained = await proxy.get("/groups/equal/export?only_mixed=true&inherited=trained&report=true")
     claimed = await proxy.claim(groups=2, only_mixed=True)
 
-    assert ["mixed"] == names_in(claimed)
-    assert [("equal", "equal_rewards")] == [(it["group_id"], it["code"]) for it in claimed["dropped"]]
-    assert 3 == len(trained.json["report"]["rows"])
+    assert names_in(claimed) == ["mixed"]
+    assert [(it["group_id"], it["code"]) for it in claimed["dropped"]] == [("equal", "equal_rewards")]
+    assert len(trained.json["report"]["rows"]) == 3
 
 
 async def test_a_group_without_a_live_token_is_dropped_as_it_has_nothing_to_train(proxy, store):
@@ -114,7 +114,7 @@ async def test_a_group_without_a_live_token_is_dropped_as_it_has_nothing_to_trai
     await proxy.put("/policy", {"version": 9})
     await played(proxy, store, "g", ("1", "2"), ("1", "2"))
 
-    assert ["too_few_members"] == [it["code"] for it in (await proxy.claim(max_staleness=0))["dropped"]]
+    assert [it["code"] for it in (await proxy.claim(max_staleness=0))["dropped"]] == ["too_few_members"]
 
 
 async def test_an_over_sampled_group_needs_its_size_of_rewarded_members_with_live_tokens(proxy, store):
@@ -128,7 +128,7 @@ async def test_an_over_sampled_group_needs_its_size_of_rewarded_members_with_liv
     await proxy.finish(members[2], reward=0)
     claimed = await proxy.claim()
 
-    assert "open" == before
+    assert before == "open"
     assert members[1:3] == claimed["groups"][0]["rollouts"]
 
 
@@ -140,14 +140,15 @@ async def test_metrics_of_a_claim_are_those_of_live_tokens(proxy, store):
     lines = (await proxy.get("/metrics")).text.decode().splitlines()
     counted = {name: value for name, _, value in (line.rpartition(" ") for line in lines) if float_or_none(value)}
 
-    assert "1.0" == counted['tokentape_reward_count{policy="default",versions="20-29"}']
-    assert ("1.0", "2.0") == tuple(
-        counted[f'tokentape_rollout_tokens_{kind}{{policy="default"}}'] for kind in ("count", "sum")
+    assert counted['tokentape_reward_count{policy="default",versions="20-29"}'] == "1.0"
+    assert tuple(counted[f'tokentape_rollout_tokens_{kind}{{policy="default"}}'] for kind in ("count", "sum")) == (
+        "1.0",
+        "2.0",
     )
-    assert "2.0" == counted['tokentape_claim_staleness_sum{policy="default"}']
-    assert {'{policy="default",versions="20-29"}'} == {
+    assert counted['tokentape_claim_staleness_sum{policy="default"}'] == "2.0"
+    assert {
         name.removeprefix("tokentape_reward_count") for name in counted if name.startswith("tokentape_reward_count")
-    }
+    } == {'{policy="default",versions="20-29"}'}
 
 
 async def conversation(proxy, rollout, seed):
@@ -177,13 +178,13 @@ async def test_a_group_of_branches_trains_what_follows_the_branch_step(proxy):
     point = {"of": "r0", "step_id": source[0], "tokens": len(first["choices"][0]["ids"])}
 
     assert [[source[0]]] * 2 == [found[:1] for found in steps.values()]
-    assert ([-1.0, 1.0], "5", 0) == (group["advantages"], group["policy_version"], group["staleness"])
+    assert (group["advantages"], group["policy_version"], group["staleness"]) == ([-1.0, 1.0], "5", 0)
     assert [(steps[name][1:], point) for name in members] == [(row["step_ids"], row["branch"]) for row in group["rows"]]
     assert [second["prompt_ids"]] * 2 == [row["token_ids"][: row["prompt_len"]] for row in group["data"]]
     assert {*source, *steps[members[0]][1:], *steps[members[1]][1:]} == {
         step_id for row in exported["report"]["rows"] for step_id in row["step_ids"]
     }
-    assert 7 == sum(len(row["step_ids"]) for row in exported["report"]["rows"])
+    assert sum(len(row["step_ids"]) for row in exported["report"]["rows"]) == 7
 
 
 async def failed(proxy, member):
@@ -208,10 +209,10 @@ async def test_a_rollout_in_place_of_a_failed_one_trains_what_it_repeats_of_it(p
     (group,) = claimed["groups"]
 
     assert begun == steps[:2]
-    assert {other: rest, second: steps} == {row["rollout_id"]: row["step_ids"] for row in group["rows"]}
-    assert ("3", {0.5, -0.5}) == (group["policy_version"], {*group["advantages"]})
+    assert {row["rollout_id"]: row["step_ids"] for row in group["rows"]} == {other: rest, second: steps}
+    assert (group["policy_version"], {*group["advantages"]}) == ("3", {0.5, -0.5})
     assert not [row for row in group["rows"] if "branch" in row]
-    assert {*steps, *rest} == {step_id for row in exported for step_id in row["step_ids"]}
+    assert {step_id for row in exported for step_id in row["step_ids"]} == {*steps, *rest}
     assert ([steps[2:]], steps[1]) == (
         [row["step_ids"] for row in alone["rows"]],
         alone["rows"][0]["branch"]["step_id"],
@@ -230,7 +231,7 @@ async def test_a_rollout_that_only_repeats_what_it_replaces_is_a_sample_of_the_p
     (group,) = (await proxy.claim(advantage="dr_grpo", only_mixed=True))["groups"]
 
     assert steps == again == next(row["step_ids"] for row in group["rows"] if row["rollout_id"] == second)
-    assert {second: 0.5, other: -0.5} == dict(zip(group["rollouts"], group["advantages"], strict=True))
+    assert dict(zip(group["rollouts"], group["advantages"], strict=True)) == {second: 0.5, other: -0.5}
 
 
 async def test_a_replaced_branch_trains_what_followed_the_branch_step(proxy):

@@ -32,11 +32,11 @@ async def test_a_claim_waits_for_rewards_that_are_set_after_the_finish(proxy, im
     (group,) = (await waiting)["groups"]
     ((name, code, why),) = names(empty, "refused")
 
-    assert ([], [], "g", "reward_pending") == (empty["groups"], empty["dropped"], name, code)
+    assert (empty["groups"], empty["dropped"], name, code) == ([], [], "g", "reward_pending")
     assert why.startswith("2 of 2 rollouts lack rewards; claims wait for them for another ")
-    assert [200, 200] == [response.status for response in patched]
+    assert [response.status for response in patched] == [200, 200]
     assert not any("warning" in response.json for response in patched)
-    assert ("g", [1.0, 0.0]) == (group["group_id"], group["rewards"])
+    assert (group["group_id"], group["rewards"]) == ("g", [1.0, 0.0])
 
 
 async def test_a_claim_does_not_wait_for_rewards_of_rollouts_that_failed(proxy):
@@ -54,7 +54,7 @@ async def test_a_claim_does_not_wait_for_rewards_of_rollouts_that_failed(proxy):
     assert [(name, "it has no reward") for name in members[2:]] == [
         (entry["rollout_id"], entry["why"]) for entry in claimed["groups"][0]["skipped"]
     ]
-    assert [("t", "reward_pending")] == [entry[:2] for entry in names(claimed, "refused")]
+    assert [entry[:2] for entry in names(claimed, "refused")] == [("t", "reward_pending")]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ async def test_rewards_in_a_rollout_and_advantages_are_enough(proxy, signals):
     (step,) = await proxy.steps(member)
     if "step_rewards" in signals:
         signals = {"step_rewards": {step["step_id"]: 1}}
-    assert 200 == (await proxy.patch(f"/rollouts/{member}", signals)).status
+    assert (await proxy.patch(f"/rollouts/{member}", signals)).status == 200
     await proxy.finish(member)
 
-    assert ["g"] == names_in(await proxy.claim())
+    assert names_in(await proxy.claim()) == ["g"]
 
 
 @pytest.mark.parametrize("members", ["completed", "rewarded"])
@@ -77,8 +77,8 @@ async def test_a_claim_that_chooses_its_members_does_not_wait_unless_it_has_rewa
     waiting = await proxy.claim(members=members, reward_s=600)
     claimed = await proxy.claim(members=members)
 
-    assert ([("g", "reward_pending")], []) == ([entry[:2] for entry in names(waiting, "refused")], waiting["groups"])
-    assert ["g"] == names_in(claimed)
+    assert ([entry[:2] for entry in names(waiting, "refused")], waiting["groups"]) == ([("g", "reward_pending")], [])
+    assert names_in(claimed) == ["g"]
 
 
 async def test_a_group_is_dropped_once_the_time_for_its_rewards_is_over(proxy):
@@ -89,7 +89,7 @@ async def test_a_group_is_dropped_once_the_time_for_its_rewards_is_over(proxy):
     claimed = await proxy.claim(groups=9, format="slime", reward_s=0)
     why = "2 of 2 rollouts lack rewards; 0 can be trained, min_group is 2"
 
-    assert ["some"] == names_in(claimed)
+    assert names_in(claimed) == ["some"]
     assert [
         ("none", "no_reward", why),
         ("one", "no_reward", why.replace("2 of 2", "1 of 2").replace("0 can", "1 can")),
@@ -101,10 +101,10 @@ async def test_equal_rewards_of_a_group_that_lacks_others_are_named_as_such(prox
     await proxy.group("some", 1, 1, None)
     claimed = await proxy.claim(groups=9, only_mixed=True, reward_s=0)
 
-    assert [
+    assert names(claimed, "dropped") == [
         ("none", "no_reward", "2 of 2 rollouts lack rewards"),
         ("some", "equal_rewards", "its rewards are equal: 2 of 3 rollouts; 1 lack rewards"),
-    ] == names(claimed, "dropped")
+    ]
 
 
 async def test_the_settings_have_the_default_of_reward_s(store, proxy, http):
@@ -115,8 +115,8 @@ async def test_the_settings_have_the_default_of_reward_s(store, proxy, http):
         refused = await proxy.claim(format="slime")
         dropped = await other.claim(format="slime")
 
-    assert ([("g", "reward_pending")], []) == ([entry[:2] for entry in names(refused, "refused")], refused["dropped"])
-    assert [("g", "no_reward")] == [entry[:2] for entry in names(dropped, "dropped")]
+    assert ([entry[:2] for entry in names(refused, "refused")], refused["dropped"]) == ([("g", "reward_pending")], [])
+    assert [entry[:2] for entry in names(dropped, "dropped")] == [("g", "no_reward")]
 
 
 async def test_a_reward_that_is_set_after_its_group_was_dropped_has_a_warning(proxy):
@@ -134,11 +134,11 @@ async def test_a_reward_that_is_set_after_its_group_was_dropped_has_a_warning(pr
         "Group 'g' was dropped for policy 'default' (no_reward): POST /groups/g/requeue puts it into the queue again."
     )
 
-    assert [(200, warning)] * 2 == [(response.status, response.json["warning"]) for response in rewarded]
+    assert [(response.status, response.json["warning"]) for response in rewarded] == [(200, warning)] * 2
     assert "warning" not in other.json
-    assert (200, "complete") == (requeued.status, requeued.json["status"])
-    assert (200, False) == (again.status, "warning" in again.json)
-    assert [[2.0, 0.0]] == [group["rewards"] for group in claimed["groups"]]
+    assert (requeued.status, requeued.json["status"]) == (200, "complete")
+    assert (again.status, "warning" in again.json) == (200, False)
+    assert [group["rewards"] for group in claimed["groups"]] == [[2.0, 0.0]]
 
 
 async def test_a_reward_set_while_claims_drop_its_group_is_in_a_batch_or_warned_of_or_refused(proxy):

@@ -53,9 +53,9 @@ async def test_a_group_is_claimed_once_for_each_policy_with_its_own_steps(proxy)
         models[claimed["policy"]] = [asked[step] for step in steps]
     rewards = [claimed["groups"][0]["rewards"] for claimed in (planner, coder)]
 
-    assert {"planner": ["planner-1"] * 2, "coder": ["coder"] * 2} == models
-    assert [[1.0, 0.0]] * 2 == rewards
-    assert ([], "planner", {"available": 0, "claimed": 1}) == (again["groups"], again["policy"], again["waiting"])
+    assert models == {"planner": ["planner-1"] * 2, "coder": ["coder"] * 2}
+    assert rewards == [[1.0, 0.0]] * 2
+    assert (again["groups"], again["policy"], again["waiting"]) == ([], "planner", {"available": 0, "claimed": 1})
 
 
 async def test_the_state_of_a_group_is_shown_for_each_policy(proxy):
@@ -70,19 +70,19 @@ async def test_the_state_of_a_group_is_shown_for_each_policy(proxy):
     await settle(proxy, planner, "ack")
     seen.append((await proxy.get("/groups/g")).json)
 
-    assert ["complete", "complete", "claimed", "done"] == [group["status"] for group in seen]
-    assert [
+    assert [group["status"] for group in seen] == ["complete", "complete", "claimed", "done"]
+    assert [{name: state["status"] for name, state in group["policies"].items()} for group in seen] == [
         {"coder": "complete", "planner": "complete"},
         {"coder": "complete", "planner": "claimed"},
         {"coder": "dropped", "planner": "claimed"},
         {"coder": "dropped", "planner": "done"},
-    ] == [{name: state["status"] for name, state in group["policies"].items()} for group in seen]
+    ]
     assert (planner["batch_id"], "trainer") == tuple(
         seen[1]["policies"]["planner"][name] for name in ("batch_id", "consumer")
     )
-    assert ["g"] == names_in(coder, "dropped")
-    assert "too_few_members" == seen[3]["policies"]["coder"]["code"]
-    assert ("open", {}) == ("open" if opened else "", (await proxy.get("/groups/open")).json["policies"])
+    assert names_in(coder, "dropped") == ["g"]
+    assert seen[3]["policies"]["coder"]["code"] == "too_few_members"
+    assert ("open" if opened else "", (await proxy.get("/groups/open")).json["policies"]) == ("open", {})
 
 
 async def test_groups_are_listed_by_their_status_for_a_policy(proxy):
@@ -95,14 +95,14 @@ async def test_groups_are_listed_by_their_status_for_a_policy(proxy):
     async def listed(query):
         return sorted(group["group_id"] for group in (await proxy.get(f"/groups?{query}")).json["groups"])
 
-    assert ["both", "coder"] == await listed("status=complete") == await listed("status=complete&policy=coder")
-    assert ([], ["both"]) == (
+    assert await listed("status=complete") == await listed("status=complete&policy=coder") == ["both", "coder"]
+    assert (
         await listed("status=complete&policy=planner"),
         await listed("status=done&policy=planner"),
-    )
-    assert ["both", "open"] == await listed("policy=planner")
-    assert ["open"] == await listed("status=open&policy=planner")
-    assert 404 == (await proxy.get("/groups?policy=writer")).status
+    ) == ([], ["both"])
+    assert await listed("policy=planner") == ["both", "open"]
+    assert await listed("status=open&policy=planner") == ["open"]
+    assert (await proxy.get("/groups?policy=writer")).status == 404
 
 
 async def test_a_claim_names_one_policy_that_is_trained(proxy):
@@ -111,10 +111,10 @@ async def test_a_claim_names_one_policy_that_is_trained(proxy):
     bodies = [{}, {"policy": "judge"}, {"policy": "writer"}, {"policy": 5}, {"policy": "default"}]
     responses = [await proxy.post("/batches/claim", {"consumer": "t", **body}) for body in bodies]
 
-    assert [422, 422, 404, 422, 422] == [response.status for response in responses]
-    assert ["policy"] * 5 == [response.json["error"]["param"] for response in responses]
+    assert [response.status for response in responses] == [422, 422, 404, 422, 422]
+    assert [response.json["error"]["param"] for response in responses] == ["policy"] * 5
     assert "planner, coder" in responses[0].json["error"]["message"]
-    assert "complete" == await proxy.status("g")
+    assert await proxy.status("g") == "complete"
 
 
 async def test_a_claim_for_a_policy_that_no_group_has_is_empty(proxy):
@@ -122,9 +122,11 @@ async def test_a_claim_for_a_policy_that_no_group_has_is_empty(proxy):
     await record(proxy, "g", ["coder"], ["coder"])
     claimed = await proxy.claim(policy="planner")
 
-    assert (None, [], "planner") == tuple(claimed[name] for name in ("batch_id", "groups", "policy"))
-    assert ({"available": 0, "claimed": 0}, [], []) == tuple(
-        claimed[name] for name in ("waiting", "dropped", "refused")
+    assert tuple(claimed[name] for name in ("batch_id", "groups", "policy")) == (None, [], "planner")
+    assert tuple(claimed[name] for name in ("waiting", "dropped", "refused")) == (
+        {"available": 0, "claimed": 0},
+        [],
+        [],
     )
 
 
@@ -134,9 +136,9 @@ async def test_a_group_without_steps_of_a_trained_policy_is_for_all_of_them(prox
     claims = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
     kept = await proxy.claim(policy="planner", members="all")
 
-    assert [["too_few_members"]] * 2 == [[group["code"] for group in claimed["dropped"]] for claimed in claims]
-    assert ("dropped", []) == (await proxy.status("g"), kept["refused"])
-    assert 200 == (await proxy.patch(f"/rollouts/{names[0]}", {"reward": 5})).status
+    assert [[group["code"] for group in claimed["dropped"]] for claimed in claims] == [["too_few_members"]] * 2
+    assert (await proxy.status("g"), kept["refused"]) == ("dropped", [])
+    assert (await proxy.patch(f"/rollouts/{names[0]}", {"reward": 5})).status == 200
 
 
 async def test_a_member_without_steps_of_the_policy_is_skipped_with_the_reason(proxy):
@@ -146,17 +148,17 @@ async def test_a_member_without_steps_of_the_policy_is_skipped_with_the_reason(p
     (group,) = (await proxy.claim(policy="planner"))["groups"]
     (other,) = (await proxy.claim(policy="coder", members="all"))["groups"]
 
-    assert ["no_rows"] == [entry["code"] for entry in refused["refused"]]
-    assert {(first, "coder"), (first, "judge"), (second, "coder"), (last, "coder")} == {
+    assert [entry["code"] for entry in refused["refused"]] == ["no_rows"]
+    assert {
         (entry["rollout_id"], entry["why"].removeprefix("its policy is ").removesuffix(", not planner"))
         for entry in group["skipped"]
         if "step_id" in entry
-    }
-    assert [{"rollout_id": second, "why": "none of its steps has a row"}] == [
-        entry for entry in group["skipped"] if "step_id" not in entry
+    } == {(first, "coder"), (first, "judge"), (second, "coder"), (last, "coder")}
+    assert [entry for entry in group["skipped"] if "step_id" not in entry] == [
+        {"rollout_id": second, "why": "none of its steps has a row"}
     ]
-    assert ([first, last], [1.0, 0.5]) == (group["rollouts"], group["rewards"])
-    assert [first, second, last] == other["rollouts"]
+    assert (group["rollouts"], group["rewards"]) == ([first, last], [1.0, 0.5])
+    assert other["rollouts"] == [first, second, last]
 
 
 async def test_the_version_and_the_staleness_are_the_policys(proxy):
@@ -169,15 +171,15 @@ async def test_the_version_and_the_staleness_are_the_policys(proxy):
     planner = await proxy.claim(policy="planner", max_staleness=0)
     shown = (await proxy.get("/groups/g")).json
 
-    assert ["stale"] == [group["code"] for group in stale["refused"]]
-    assert ("12", "10", "3", "3") == tuple(
+    assert [group["code"] for group in stale["refused"]] == ["stale"]
+    assert tuple(
         value
         for claimed in (coder, planner)
         for value in (claimed["policy_version"], claimed["groups"][0]["policy_version"])
-    )
-    assert (None, "10", "3") == (
+    ) == ("12", "10", "3", "3")
+    assert (
         shown["policy_version"], *(shown["policies"][name]["policy_version"] for name in ("coder", "planner"))
-    )  # fmt: skip
+    ) == (None, "10", "3")  # fmt: skip
 
 
 async def test_an_exact_claim_counts_the_groups_of_its_policy(proxy):
@@ -187,8 +189,8 @@ async def test_an_exact_claim_counts_the_groups_of_its_policy(proxy):
     few = await proxy.claim(policy="planner", exact=True, groups=2)
     both = await proxy.claim(policy="coder", exact=True, groups=2)
 
-    assert (None, ["one", "two"]) == (few["batch_id"], sorted(names_in(both)))
-    assert ["one"] == names_in(await proxy.claim(policy="planner", exact=True))
+    assert (few["batch_id"], sorted(names_in(both))) == (None, ["one", "two"])
+    assert names_in(await proxy.claim(policy="planner", exact=True)) == ["one"]
 
 
 @pytest.mark.parametrize("first", ["planner", "coder"])
@@ -205,9 +207,9 @@ async def test_the_last_acknowledgement_that_deletes_a_group_deletes_it(proxy, f
         ack.json for ack in acks
     ]
     assert ("claimed", {"batch_id": batches[last]["batch_id"], "acked": ["g"], "lost": []}) == (kept, ended.json)
-    assert [404] * 3 == [
+    assert [
         (await proxy.get(f"/{path}")).status for path in ("groups/g", *(f"rollouts/{name}" for name in members))
-    ]
+    ] == [404] * 3
 
 
 async def test_concurrent_acknowledgements_delete_a_group_once_the_last_is_done(proxy):
@@ -216,7 +218,7 @@ async def test_concurrent_acknowledgements_delete_a_group_once_the_last_is_done(
         batches = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
         await asyncio.gather(*(settle(proxy, batch, "ack", delete=True) for batch in batches))
 
-        assert 404 == (await proxy.get(f"/groups/g{number}")).status
+        assert (await proxy.get(f"/groups/g{number}")).status == 404
 
 
 async def test_a_group_that_is_dropped_for_a_policy_does_not_keep_it_from_being_deleted(proxy):
@@ -224,7 +226,7 @@ async def test_a_group_that_is_dropped_for_a_policy_does_not_keep_it_from_being_
     await proxy.claim(policy="coder", min_group=3)
     acked = await settle(proxy, await proxy.claim(policy="planner"), "ack", delete=True)
 
-    assert (200, 404) == (acked.status, (await proxy.get("/groups/g")).status)
+    assert (acked.status, (await proxy.get("/groups/g")).status) == (200, 404)
 
 
 async def test_release_and_extend_work_on_the_queue_of_the_policy(proxy):
@@ -235,7 +237,7 @@ async def test_release_and_extend_work_on_the_queue_of_the_policy(proxy):
     other = await proxy.claim(policy="planner", consumer="other")
     states = (await proxy.get("/groups/g")).json["policies"]
 
-    assert (["g"], ["g"], ["g"]) == (extended.json["held"], released.json["released"], names_in(other))
+    assert (extended.json["held"], released.json["released"], names_in(other)) == (["g"], ["g"], ["g"])
     assert (coder["batch_id"], other["batch_id"]) == tuple(states[name]["batch_id"] for name in ("coder", "planner"))
 
 
@@ -246,8 +248,9 @@ async def test_a_group_without_sampled_tokens_has_too_few_members_and_no_age(pro
     await record(proxy, "judged", ["judge"], ["judge"])
     claimed = await proxy.claim(policy="planner", max_staleness=1)
 
-    assert {"idle": "too_few_members", "judged": "too_few_members"} == {
-        dropped["group_id"]: dropped["code"] for dropped in claimed["dropped"]
+    assert {dropped["group_id"]: dropped["code"] for dropped in claimed["dropped"]} == {
+        "idle": "too_few_members",
+        "judged": "too_few_members",
     }
 
 
@@ -256,8 +259,8 @@ async def test_deleting_a_group_removes_it_from_all_queues(proxy, store):
     await proxy.delete("/groups/g")
     claims = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
 
-    assert [[], []] == [claimed["groups"] for claimed in claims]
-    assert [(0, 0)] * 2 == [(await store.queue.counts(policy))[:2] for policy in ("planner", "coder")]
+    assert [claimed["groups"] for claimed in claims] == [[], []]
+    assert [(await store.queue.counts(policy))[:2] for policy in ("planner", "coder")] == [(0, 0)] * 2
 
 
 async def test_metrics_have_the_policy(proxy):
@@ -283,7 +286,7 @@ async def test_metrics_have_the_policy(proxy):
         'claim_wait_seconds_count{policy="planner"}': 2,
     }
 
-    assert expected == {name: float(values[f"tokentape_{name}"]) for name in expected}
+    assert {name: float(values[f"tokentape_{name}"]) for name in expected} == expected
 
 
 async def test_the_only_policy_that_is_trained_needs_no_name(store):
@@ -298,4 +301,4 @@ async def test_the_only_policy_that_is_trained_needs_no_name(store):
         await record(proxy, "g", ["other", "judge"], ["other"])
         claimed = await proxy.claim()
 
-        assert (["g"], "default") == (names_in(claimed), claimed["policy"])
+        assert (names_in(claimed), claimed["policy"]) == (["g"], "default")

@@ -30,9 +30,9 @@ async def test_a_claimed_group_has_the_scores_of_a_teacher(proxy, teacher):
     (group,) = claimed["groups"]
 
     assert exported.json == group["data"]
-    assert 2 == len(teacher.scored)
+    assert len(teacher.scored) == 2
     for sample, row in zip(group["data"], group["rows"], strict=True):
-        assert {"engine": "big-0", "model": "big", "policy_version": "t1"} == row["rescored"]
+        assert row["rescored"] == {"engine": "big-0", "model": "big", "policy_version": "t1"}
         recorded, scored = (
             trained(sample[name], sample["loss_mask"]) for name in ("rollout_log_probs", "teacher_log_probs")
         )
@@ -46,11 +46,11 @@ async def test_a_claim_without_a_working_scorer_takes_no_group(proxy, teacher):
     failed = await proxy.post("/batches/claim", {"consumer": "c", "rescore": "teacher", "lease_s": 60, "reward_s": 0})
     teacher.longest = 10**9
 
-    assert (502, "engine_error") == (failed.status, failed.json["error"]["code"])
-    assert "complete" == await proxy.status("g")
-    assert 200 == (await proxy.patch(f"/rollouts/{members[1]}", {"reward": 0.5})).status
-    assert [[1.0, 0.5]] == [group["rewards"] for group in (await proxy.claim(rescore="teacher"))["groups"]]
-    assert 2 == len(teacher.scored)
+    assert (failed.status, failed.json["error"]["code"]) == (502, "engine_error")
+    assert await proxy.status("g") == "complete"
+    assert (await proxy.patch(f"/rollouts/{members[1]}", {"reward": 0.5})).status == 200
+    assert [group["rewards"] for group in (await proxy.claim(rescore="teacher"))["groups"]] == [[1.0, 0.5]]
+    assert len(teacher.scored) == 2
 
 
 async def test_a_group_with_a_row_that_cannot_be_scored_is_refused(proxy, teacher):
@@ -60,9 +60,9 @@ async def test_a_group_with_a_row_that_cannot_be_scored_is_refused(proxy, teache
     teacher.window = await length_of(proxy, members[1])
     claimed = await proxy.claim(groups=2, rescore="teacher")
 
-    assert ["short"] == names_in(claimed)
-    assert [("long", "not_scored")] == [(entry["group_id"], entry["code"]) for entry in claimed["refused"]]
-    assert "complete" == await proxy.status("long")
+    assert names_in(claimed) == ["short"]
+    assert [(entry["group_id"], entry["code"]) for entry in claimed["refused"]] == [("long", "not_scored")]
+    assert await proxy.status("long") == "complete"
 
 
 async def test_the_groups_of_a_claim_are_scored_at_the_same_time(proxy, teacher):
@@ -87,8 +87,8 @@ async def test_a_lease_does_not_expire_while_its_rows_are_scored(proxy, teacher)
     other = await proxy.claim(consumer="other", wait_s=4)
     await asyncio.wait_for(teacher.together.wait(), 50)
 
-    assert [] == other["groups"]
-    assert ["g"] == names_in(await first)
+    assert other["groups"] == []
+    assert names_in(await first) == ["g"]
 
 
 async def test_advantages_over_the_batch_do_not_score_rows_again(proxy, teacher):
@@ -97,8 +97,8 @@ async def test_advantages_over_the_batch_do_not_score_rows_again(proxy, teacher)
     await record_group(proxy, "h", 1, 0)
     claimed = await proxy.claim(groups=2, rescore="teacher", advantage="reinforce_pp", format="scored_data")
 
-    assert 2 == len(claimed["groups"])
-    assert 4 == len(teacher.scored)
+    assert len(claimed["groups"]) == 2
+    assert len(teacher.scored) == 4
     assert all("ref_logprobs" in group["data"] for group in claimed["groups"])
 
 

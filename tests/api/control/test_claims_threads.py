@@ -12,7 +12,7 @@ async def group(proxy, *rewards):
         names = {thread["kind"]: thread["name"] for thread in tree["threads"]}
         of_threads = {"main": main, names["sub-agent"]: agent}
         given = {"thread_rewards": {name: value for name, value in of_threads.items() if value is not None}}
-        assert 200 == (await proxy.patch(f"/rollouts/{member}", given)).status
+        assert (await proxy.patch(f"/rollouts/{member}", given)).status == 200
         await proxy.finish(member, reward=reward)
     return members
 
@@ -23,10 +23,11 @@ async def test_a_claim_of_the_main_thread_has_one_row_for_each_rollout(proxy):
     claimed = await proxy.claim(format="trl", threads="main")
     (found,) = claimed["groups"]
 
-    assert {"forked": 1} == refused["reasons"]["refused"]
+    assert refused["reasons"]["refused"] == {"forked": 1}
     assert [(member, "main") for member in members] == [(row["rollout_id"], row["thread"]) for row in found["rows"]]
-    assert {"threads=main: its thread is auxiliary", "threads=main: its thread is a sub-agent"} == {
-        each["why"] for each in found["skipped"]
+    assert {each["why"] for each in found["skipped"]} == {
+        "threads=main: its thread is auxiliary",
+        "threads=main: its thread is a sub-agent",
     }
 
 
@@ -57,7 +58,7 @@ async def test_advantages_of_turns_are_of_the_reward_of_their_thread(proxy):
     assert dict(zip(main, (0.25, 0.5), strict=True)) == {
         k: v for row in turns.values() for k, v in row.items() if k in main
     }
-    assert [1.0] == [value for row in turns.values() for step, value in row.items() if step not in main]
+    assert [value for row in turns.values() for step, value in row.items() if step not in main] == [1.0]
 
 
 async def test_the_penalty_lowers_the_reward_of_a_thread_by_its_own_length(proxy):
@@ -67,8 +68,8 @@ async def test_the_penalty_lowers_the_reward_of_a_thread_by_its_own_length(proxy
     )
     described = found.json["report"]["rows"]
 
-    assert {0.0} == {row["reward"] for row in described}
-    assert {1.0} == {row["raw_reward"] for row in described}
+    assert {row["reward"] for row in described} == {0.0}
+    assert {row["raw_reward"] for row in described} == {1.0}
 
 
 async def test_rewards_of_threads_are_frozen_by_a_claim(proxy):
@@ -77,14 +78,14 @@ async def test_rewards_of_threads_are_frozen_by_a_claim(proxy):
     refused = await proxy.patch(f"/rollouts/{members[0]}", {"thread_rewards": {"main": 1.0}})
     same = await proxy.patch(f"/rollouts/{members[0]}", {"thread_rewards": {"main": 0.5}})
 
-    assert (409, 200) == (refused.status, same.status)
+    assert (refused.status, same.status) == (409, 200)
 
 
 async def test_groups_with_threads_of_different_rewards_are_mixed(proxy):
     await group(proxy, (1.0, 0.5, None), (1.0, 0.1, None))
     claimed = await proxy.claim(only_mixed=True, threads="agents")
 
-    assert 1 == len(claimed["groups"])
+    assert len(claimed["groups"]) == 1
 
 
 async def test_rewards_of_threads_can_be_the_only_ones(proxy):
@@ -93,11 +94,11 @@ async def test_rewards_of_threads_can_be_the_only_ones(proxy):
         format="verl_dataproto", threads="main", advantage="grpo", prompt_length=512, response_length=512
     )
 
-    assert [0.5, 0.1] == [row["reward"] for row in claimed["groups"][0]["rows"]]
+    assert [row["reward"] for row in claimed["groups"][0]["rows"]] == [0.5, 0.1]
 
 
 async def test_other_threads_of_claims_are_refused(proxy):
     for threads in ("some", 1, ["main"]):
         refused = await proxy.post("/batches/claim", {"consumer": "c", "threads": threads})
-        assert 422 == refused.status
+        assert refused.status == 422
         assert "threads" in refused.json["error"]["message"]

@@ -44,7 +44,7 @@ async def test_a_claim_warns_of_raw_logprobs_of_another_distribution(proxy, samp
 
 @pytest.mark.parametrize("form", ["steps", "trl", "verl", "training_examples", "sequences"])
 async def test_a_claim_in_any_format_for_trainers_warns(proxy, form):
-    assert [("raw_temperature", 5, 5)] == warned(await claim_one(proxy, temperature=0.7, claim={"format": form}))
+    assert warned(await claim_one(proxy, temperature=0.7, claim={"format": form})) == [("raw_temperature", 5, 5)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ async def test_a_claim_counts_the_tokens_of_all_its_groups_and_only_these(proxy)
         await proxy.finish(rollout, reward=1)
     claimed = await proxy.claim(groups=10, format="sequences", max_len=100, overlong="drop")
 
-    assert {("raw_temperature", 5, 10)} == {*warned(claimed)}
+    assert {*warned(claimed)} == {("raw_temperature", 5, 10)}
     assert "temperature 1.5," in claimed["warnings"][0]["why"]
 
 
@@ -88,7 +88,7 @@ async def test_a_claim_warns_of_tokens_of_an_earlier_epoch_that_it_takes(proxy):
         for rows in (lost, [row for group in claimed["groups"] for row in group["data"]])
     ]
 
-    assert [("earlier_epoch", *tokens)] == warned(claimed)
+    assert warned(claimed) == [("earlier_epoch", *tokens)]
 
 
 class TestWithAnEngineThatReportsVersions:
@@ -108,6 +108,6 @@ class TestWithAnEngineThatReportsVersions:
 
 async def test_the_training_page_counts_the_tokens_of_warnings(proxy):
     """Those of the policy, by code."""
-    assert {} == (await proxy.get("/training")).json["warnings"]
+    assert (await proxy.get("/training")).json["warnings"] == {}
     await claim_one(proxy, temperature=0.7)
-    assert {"raw_temperature": 5} == (await proxy.get("/training")).json["warnings"]
+    assert (await proxy.get("/training")).json["warnings"] == {"raw_temperature": 5}

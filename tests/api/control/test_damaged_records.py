@@ -37,16 +37,16 @@ async def test_readers_of_many_leave_a_damaged_rollout_out_and_name_it(proxy, st
     await proxy.delete("/rollouts/bad")
     after = (await proxy.get("/rollouts")).json
 
-    assert (["good"], ["bad"]) == ([each["rollout_id"] for each in listed["rollouts"]], named(listed["unreadable"]))
-    assert (["good"], ["bad"]) == (
+    assert ([each["rollout_id"] for each in listed["rollouts"]], named(listed["unreadable"])) == (["good"], ["bad"])
+    assert (
         [each["rollout_id"] for each in exported["rows"]],
         named(exported["report"]["skipped"]),
-    )
-    assert (1, ["bad"]) == (found["searched"]["unreadable"], named(found["unreadable"]))
-    assert {(409, "damaged_record")} == {(each.status, each.json["error"]["code"]) for each in own}
-    assert (409, False) == (call.status, field in call.json["error"]["message"])
+    ) == (["good"], ["bad"])
+    assert (found["searched"]["unreadable"], named(found["unreadable"])) == (1, ["bad"])
+    assert {(each.status, each.json["error"]["code"]) for each in own} == {(409, "damaged_record")}
+    assert (call.status, field in call.json["error"]["message"]) == (409, False)
     assert 'tokentape_unreadable_total{entity="rollout"}' in metrics
-    assert (1, False) == (len(after["rollouts"]), "unreadable" in after)
+    assert (len(after["rollouts"]), "unreadable" in after) == (1, False)
 
 
 async def test_the_group_of_a_damaged_rollout_is_refused_and_shown_without_it(proxy, store):
@@ -62,16 +62,16 @@ async def test_the_group_of_a_damaged_rollout_is_refused_and_shown_without_it(pr
     await proxy.delete(f"/rollouts/{bad}")
     later = await proxy.claim(groups=9)
 
-    assert (good, [bad]) == ([each["rollout_id"] for each in shown["rollouts"]], named(shown["unreadable"]))
-    assert (good, [bad]) == (
+    assert ([each["rollout_id"] for each in shown["rollouts"]], named(shown["unreadable"])) == (good, [bad])
+    assert (
         [row["rollout_id"] for row in exported["group"]],
         named(exported["report"]["skipped"]),
-    )
-    assert (409, "damaged_record") == (every.status, every.json["error"]["code"])
-    assert (2, [bad]) == (len(training["groups"]), named(training["unreadable"]))
-    assert ["whole"] == names_in(claimed)
-    assert [("g", "damaged_record")] == [(each["group_id"], each["code"]) for each in claimed["refused"]]
-    assert ["g"] == names_in(later)
+    ) == (good, [bad])
+    assert (every.status, every.json["error"]["code"]) == (409, "damaged_record")
+    assert (len(training["groups"]), named(training["unreadable"])) == (2, [bad])
+    assert names_in(claimed) == ["whole"]
+    assert [(each["group_id"], each["code"]) for each in claimed["refused"]] == [("g", "damaged_record")]
+    assert names_in(later) == ["g"]
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ async def test_a_damaged_group_is_named_and_can_be_deleted_and_its_rollouts_are_
     deleted = await proxy.delete("/groups/bad")
 
     for found in (listed, training):
-        assert (["good"], ["bad"]) == (
+        assert (
             [each["group_id"] for each in found["groups"]],
             named(found["unreadable"], "group_id"),
-        )
-    assert {(409, "damaged_record")} == {(each.status, each.json["error"]["code"]) for each in own}
-    assert 200 == rewarded.status
+        ) == (["good"], ["bad"])
+    assert {(each.status, each.json["error"]["code"]) for each in own} == {(409, "damaged_record")}
+    assert rewarded.status == 200
     assert "good" in names_in(claimed)
-    assert not claimed["refused"] or ["bad"] == [each["group_id"] for each in claimed["refused"]]
-    assert 204 == deleted.status
+    assert not claimed["refused"] or [each["group_id"] for each in claimed["refused"]] == ["bad"]
+    assert deleted.status == 204
     assert await store.groups.get("bad") is None
 
 
@@ -110,8 +110,8 @@ async def test_damaged_announcements_and_notes_stop_no_call_and_no_claim(proxy, 
     version = await proxy.get("/policy")
     claimed = await proxy.claim(groups=1)
 
-    assert (200, 200) == (called.status, version.status)
-    assert 1 == len(claimed["groups"])
+    assert (called.status, version.status) == (200, 200)
+    assert len(claimed["groups"]) == 1
 
 
 async def test_a_damaged_attempt_is_sent_again(proxy, store):
@@ -122,5 +122,5 @@ async def test_a_damaged_attempt_is_sent_again(proxy, store):
     stored = await store.get("r1")
     await store.mark("r1", stored.incarnation, dict.fromkeys(marks, b"[5]"), now_ms=1)
 
-    assert 1 == len(marks)
-    assert 200 == (await proxy.post(path, BODY, headers=headers)).status
+    assert len(marks) == 1
+    assert (await proxy.post(path, BODY, headers=headers)).status == 200

@@ -78,10 +78,10 @@ async def test_the_deadlines_of_a_rollout_are_shown_with_its_terms(proxy, sweepl
     listed = (await proxy.get("/rollouts")).json["rollouts"]
     shown = [opened.json, without.json, *sorted(listed, key=lambda rollout: rollout["rollout_id"])]
 
-    assert [201, 200, 409, 201] == [opened.status, again.status, other.status, without.status]
+    assert [opened.status, again.status, other.status, without.status] == [201, 200, 409, 201]
     assert opened.json == again.json
-    assert [(60, 2.5), (None, None)] * 2 == [(rollout["deadline_s"], rollout["idle_s"]) for rollout in shown]
-    assert [None, None] == [rollout["reason"] for rollout in listed]
+    assert [(rollout["deadline_s"], rollout["idle_s"]) for rollout in shown] == [(60, 2.5), (None, None)] * 2
+    assert [rollout["reason"] for rollout in listed] == [None, None]
     assert "deadline_s" not in opened.json["limits"]
 
 
@@ -94,8 +94,8 @@ async def test_the_deadlines_of_a_group_apply_to_each_of_its_rollouts(proxy, sto
     opened, again = await proxy.post("/groups", body), await proxy.post("/groups", body)
 
     assert (201, 200, opened.json) == (opened.status, again.status, again.json)
-    assert [(60, 5)] * 3 == [(rollout["deadline_s"], rollout["idle_s"]) for rollout in opened.json["rollouts"]]
-    assert 3 == len(await store.timers.claim(9, now_ms=2**53, until_ms=2**53))
+    assert [(rollout["deadline_s"], rollout["idle_s"]) for rollout in opened.json["rollouts"]] == [(60, 5)] * 3
+    assert len(await store.timers.claim(9, now_ms=2**53, until_ms=2**53)) == 3
 
 
 @pytest.mark.parametrize("name", ["deadline_s", "idle_s", "start_s"])
@@ -108,18 +108,18 @@ async def test_a_deadline_that_is_not_a_positive_number_is_422_and_names_the_fie
         ("/groups", {"size": 2, "rollout": {name: value}}),
     ]:
         response = await proxy.post(path, body)
-        assert 422 == response.status, body
+        assert response.status == 422, body
         assert name in response.json["error"]["message"]
-    assert [] == (await proxy.get("/rollouts")).json["rollouts"]
+    assert (await proxy.get("/rollouts")).json["rollouts"] == []
 
 
 @pytest.mark.parametrize("name", ["deadline_s", "idle_s", "start_s"])
 async def test_a_deadline_of_a_group_and_of_its_rollouts_is_422(proxy, name):
     response = await proxy.post("/groups", {"size": 2, name: 5, "rollout": {name: 5}})
 
-    assert 422 == response.status
+    assert response.status == 422
     assert name in response.json["error"]["message"]
-    assert [] == (await proxy.get("/groups")).json["groups"]
+    assert (await proxy.get("/groups")).json["groups"] == []
 
 
 @pytest.mark.parametrize("value", [1e-300, 1e300, 1.7976931348623157e308, 2**63])
@@ -129,11 +129,11 @@ async def test_tiny_and_huge_deadlines_are_accepted(replicas, store, fast, value
     await replicas[0].post("/rollouts", {"rollout_id": "r2", "deadline_s": 0.01})
     await finished(store, "r2")
 
-    assert (201, value) == (opened.status, opened.json["deadline_s"])
+    assert (opened.status, opened.json["deadline_s"]) == (201, value)
     if value < 1:
         await finished(store, "r1")
     else:
-        assert 200 == (await replicas[0].post(f"/rollouts/r1{CHAT}", BODY)).status
+        assert (await replicas[0].post(f"/rollouts/r1{CHAT}", BODY)).status == 200
 
 
 @given(
@@ -168,11 +168,11 @@ async def test_a_rollout_without_calls_is_aborted_and_its_group_completes(replic
     shown = [(await replicas[1].get(f"/rollouts/{name}")).json for name in (first, second)]
     metrics = [(await replica.get("/metrics")).text.decode() for replica in replicas]
 
-    assert [("completed", None), ("aborted", "deadline")] == [(one["status"], one["reason"]) for one in shown]
+    assert [(one["status"], one["reason"]) for one in shown] == [("completed", None), ("aborted", "deadline")]
     assert rollout.finished_ms >= rollout.created_ms + 300
-    assert 1 == sum("tokentape_deadline_rollouts_total 1.0" in text for text in metrics)
+    assert sum("tokentape_deadline_rollouts_total 1.0" in text for text in metrics) == 1
     claim = await replicas[1].post("/batches/claim", {"consumer": "t", "format": "sequences", "min_group": 1})
-    assert ["g"] == names_in(claim.json)
+    assert names_in(claim.json) == ["g"]
 
 
 async def test_a_rollout_is_not_idle_before_its_first_call(replicas, store, fast):
@@ -183,7 +183,7 @@ async def test_a_rollout_is_not_idle_before_its_first_call(replicas, store, fast
     await finished(store, first)
     waiting = await stored_rollout(store, second)
 
-    assert ("open", None) == (waiting.status, waiting.began_ms)
+    assert (waiting.status, waiting.began_ms) == ("open", None)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ async def test_rollouts_of_a_group_have_an_idle_limit_by_default(store, http, sw
         alone = (await proxy.post("/rollouts", {})).json
     names = ("deadline_s", "idle_s", "start_s")
 
-    assert (shown, (None,) * 3) == tuple(tuple(rollout[name] for name in names) for rollout in (group, alone))
+    assert tuple(tuple(rollout[name] for name in names) for rollout in (group, alone)) == (shown, (None,) * 3)
 
 
 async def test_a_call_that_is_longer_than_the_idle_time_keeps_its_rollout_open_at_another_replica(
@@ -220,10 +220,10 @@ async def test_a_call_that_is_longer_than_the_idle_time_keeps_its_rollout_open_a
     response = await call
     rollout = await finished(store, "r1")
 
-    assert 200 == response.status
-    assert ("aborted", "deadline") == (rollout.status, rollout.reason)
+    assert response.status == 200
+    assert (rollout.status, rollout.reason) == ("aborted", "deadline")
     assert rollout.finished_ms - rollout.created_ms >= 2000
-    assert (1, 0) == (rollout.counts["steps"], rollout.counts.get("late", 0))
+    assert (rollout.counts["steps"], rollout.counts.get("late", 0)) == (1, 0)
 
 
 async def test_a_call_in_flight_at_the_deadline_ends_normally_and_is_late(replicas, engine, store, fast):
@@ -236,12 +236,12 @@ async def test_a_call_in_flight_at_the_deadline_ends_normally_and_is_late(replic
     later = await replicas[1].post(f"/rollouts/r1{CHAT}", BODY)
     counts = (await stored_rollout(store, "r1")).counts
 
-    assert (200, 409) == (response.status, later.status)
-    assert ("rollout_closed", True) == (
+    assert (response.status, later.status) == (200, 409)
+    assert (
         later.json["error"]["code"],
         "aborted (deadline)" in later.json["error"]["message"],
-    )
-    assert (1, 1) == (counts["steps"], counts["late"])
+    ) == ("rollout_closed", True)
+    assert (counts["steps"], counts["late"]) == (1, 1)
 
 
 async def test_a_call_after_the_deadline_finishes_the_rollout_before_a_sweep(replicas, store, sweepless):
@@ -253,9 +253,9 @@ async def test_a_call_after_the_deadline_finishes_the_rollout_before_a_sweep(rep
     calls = [await replicas[0].post(f"/rollouts/{name}{CHAT}", BODY) for name in (*names, names[0])]
     shown = (await replicas[1].get(f"/rollouts/{names[0]}")).json
 
-    assert [(409, "rollout_closed")] * 3 == [(call.status, call.json["error"]["code"]) for call in calls]
-    assert ("aborted", "deadline") == (shown["status"], shown["reason"])
-    assert "complete" == (await replicas[1].get("/groups/g")).json["status"]
+    assert [(call.status, call.json["error"]["code"]) for call in calls] == [(409, "rollout_closed")] * 3
+    assert (shown["status"], shown["reason"]) == ("aborted", "deadline")
+    assert (await replicas[1].get("/groups/g")).json["status"] == "complete"
 
 
 async def test_a_call_after_the_deadline_of_a_rollout_that_cannot_be_finished_is_503(replicas, store, sweepless):
@@ -264,7 +264,7 @@ async def test_a_call_after_the_deadline_of_a_rollout_that_cannot_be_finished_is
     store.failing.add("update_if")
     call = await replicas[0].post(f"/rollouts/r1{CHAT}", BODY)
 
-    assert (503, "store_unavailable") == (call.status, call.json["error"]["code"])
+    assert (call.status, call.json["error"]["code"]) == (503, "store_unavailable")
 
 
 async def test_a_call_after_the_deadline_of_a_rollout_that_a_trainer_finishes_meanwhile_is_409(
@@ -281,8 +281,8 @@ async def test_a_call_after_the_deadline_of_a_rollout_that_a_trainer_finishes_me
     store._store.update_if = overtaken
     call = await replicas[0].post(f"/rollouts/r1{CHAT}", BODY)
 
-    assert (409, "rollout_closed") == (call.status, call.json["error"]["code"])
-    assert "completed" == (await stored_rollout(store, "r1")).status
+    assert (call.status, call.json["error"]["code"]) == (409, "rollout_closed")
+    assert (await stored_rollout(store, "r1")).status == "completed"
 
 
 async def test_a_finish_after_the_deadline_is_idempotent_or_409(replicas, store, fast):
@@ -294,4 +294,4 @@ async def test_a_finish_after_the_deadline_is_idempotent_or_409(replicas, store,
         for status in ("aborted", "completed")
     ]
 
-    assert [200, 409] == statuses
+    assert statuses == [200, 409]

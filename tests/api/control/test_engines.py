@@ -52,7 +52,7 @@ async def test_an_engine_is_listed_with_its_version_state_and_losses(store, http
         )
     )  # fmt: skip
     assert "api_key" not in shown
-    assert {"chat": "live", "completions": "live"} == shown["streams"]
+    assert shown["streams"] == {"chat": "live", "completions": "live"}
     assert any("include_reasoning" in loss for loss in shown["loses"])
 
 
@@ -69,7 +69,7 @@ async def test_an_engine_is_listed_with_the_models_that_it_serves_now(store, htt
     async with proxying(None, store, engines={"endpoints": endpoints}) as served:
         (listed,) = (await call(http, "GET", served.url + "/engines", headers={})).payload["engines"]
 
-    assert [["/a", "/b", "a", "b"], ["/b", "b"], ["m"]] == [*shown, listed["models"]]
+    assert [*shown, listed["models"]] == [["/a", "/b", "a", "b"], ["/b", "b"], ["m"]]
 
 
 async def test_an_ejected_endpoint_is_listed_with_the_end_of_its_ejection_and_its_last_fault(store, http):
@@ -81,7 +81,7 @@ async def test_an_ejected_endpoint_is_listed_with_the_end_of_its_ejection_and_it
     async with proxying(None, store, engines=engines, **GUARDED) as served:
         (shown,) = (await call(http, "GET", served.url + "/engines")).payload["engines"]
 
-    assert (False, True) == (shown["healthy"], shown["ejected_until"] > 1.7e9)
+    assert (shown["healthy"], shown["ejected_until"] > 1.7e9) == (False, True)
     assert "dead is unreachable" in shown["last_fault"]
 
 
@@ -92,20 +92,20 @@ async def test_put_replaces_the_configured_endpoints_and_null_restores_them(stor
         response = await put(
             http, served, *({"url": engine.url, "name": f"p{n}"} for n, engine in enumerate(replacements))
         )
-        assert (200, ["p0", "p1"], False) == (
+        assert (
             response.status, [shown["name"] for shown in response.payload["engines"]], response.payload["configured"]
-        )  # fmt: skip
-        assert {"vllm"} == {shown["kind"] for shown in response.payload["engines"]}
-        assert {200} == {await chat(http, served, f"r{n}") for n in range(8)}
-        assert [0, True, True] == [len(engine.requests) and True for engine in engines]
+        ) == (200, ["p0", "p1"], False)  # fmt: skip
+        assert {shown["kind"] for shown in response.payload["engines"]} == {"vllm"}
+        assert {await chat(http, served, f"r{n}") for n in range(8)} == {200}
+        assert [len(engine.requests) and True for engine in engines] == [0, True, True]
 
         response = await call(http, "PUT", served.url + "/engines", {"endpoints": None})
-        assert (["fake"], True) == (
+        assert (
             [engine["name"] for engine in response.payload["engines"]],
             response.payload["configured"],
-        )
-        assert 200 == await chat(http, served, "r1")
-    assert 1 == len(configured.requests)
+        ) == (["fake"], True)
+        assert await chat(http, served, "r1") == 200
+    assert len(configured.requests) == 1
 
 
 async def test_replaced_endpoints_apply_to_every_process_and_after_a_restart(store, http, engines):
@@ -113,16 +113,16 @@ async def test_replaced_endpoints_apply_to_every_process_and_after_a_restart(sto
     configured, first, second = engines
     async with proxying(configured.url, store, **GUARDED) as one, proxying(configured.url, store, **GUARDED) as other:
         await put(http, one, {"url": first.url})
-        assert 200 == await chat(http, other, "r1")
-        assert [0, 1] == [len(configured.requests), len(first.requests)]
+        assert await chat(http, other, "r1") == 200
+        assert [len(configured.requests), len(first.requests)] == [0, 1]
 
         await put(http, one, {"url": second.url})
         async with asyncio.timeout(50):
             while (await call(http, "GET", other.url + "/engines")).payload["engines"][0]["url"] != second.url:
                 await asyncio.sleep(0.05)
     async with proxying(configured.url, store, **GUARDED) as later:
-        assert 200 == await chat(http, later, "r2")
-    assert [0, 1, 1] == [len(engine.requests) for engine in engines]
+        assert await chat(http, later, "r2") == 200
+    assert [len(engine.requests) for engine in engines] == [0, 1, 1]
 
 
 async def test_calls_in_flight_complete_when_their_endpoint_is_kept_or_removed(store, http, engines):
@@ -154,9 +154,9 @@ async def test_calls_in_flight_complete_when_their_endpoint_is_kept_or_removed(s
         assert {"renamed", "added"} == set(shown)
         assert (len(kept.requests), probes) == (shown["renamed"]["in_flight"], kept.probes)
         proceed.set()
-        assert {200} == set(await asyncio.gather(*calls))
+        assert set(await asyncio.gather(*calls)) == {200}
     steps = [step for n in range(12) for step in await stored_steps(store, f"r{n}")]
-    assert (12, True) == (len(steps), all(step.exact for step in steps))
+    assert (len(steps), all(step.exact for step in steps)) == (12, True)
 
 
 async def test_metrics_of_removed_endpoints_are_dropped(store, http, engines):
@@ -164,7 +164,7 @@ async def test_metrics_of_removed_endpoints_are_dropped(store, http, engines):
     async with proxying(configured.url, store, **GUARDED) as served:
         for n in range(5):
             await put(http, served, {"url": replacements[n % 2].url, "name": f"pod-{n}"})
-            assert 200 == await chat(http, served, f"r{n}")
+            assert await chat(http, served, f"r{n}") == 200
         text = (await call(http, "GET", served.url + "/metrics")).payload
 
     assert 'tokentape_calls_total{dialect="chat",engine="pod-4",status="200"} 1.0' in text
@@ -198,9 +198,9 @@ async def test_an_invalid_list_of_endpoints_is_422_and_changes_nothing(store, ht
             ),
         ]:
             response = await call(http, "PUT", served.url + "/engines", body)
-            assert 422 == response.status, body
+            assert response.status == 422, body
             assert named in response.payload["error"]["message"]
-            assert 200 == await chat(http, served, "r1")
+            assert await chat(http, served, "r1") == 200
 
 
 async def test_replacing_endpoints_requires_a_configured_control_key(store, http, engines):
@@ -212,9 +212,9 @@ async def test_replacing_endpoints_requires_a_configured_control_key(store, http
             assert status == (await put(http, served, {"url": other.url}, headers=headers)).status
     async with proxying(configured.url, store) as served:
         response = await put(http, served, {"url": other.url})
-        assert (403, True) == (response.status, "control.api_keys" in response.payload["error"]["message"])
+        assert (response.status, "control.api_keys" in response.payload["error"]["message"]) == (403, True)
 
-    assert ([], 0) == (other.requests, other.probes)
+    assert (other.requests, other.probes) == ([], 0)
 
 
 async def test_the_api_key_of_a_replaced_endpoint_is_stored_and_not_returned(store, http, engines):
@@ -225,7 +225,7 @@ async def test_the_api_key_of_a_replaced_endpoint_is_stored_and_not_returned(sto
     async with proxying(configured.url, store, **GUARDED) as served:
         await chat(http, served, "r1")
 
-    assert "Bearer planted" == other.headers[-1]["authorization"]
+    assert other.headers[-1]["authorization"] == "Bearer planted"
 
 
 async def test_the_tokenizer_of_a_replaced_endpoint_is_used(store, http, engines, tmp_path):
@@ -237,4 +237,4 @@ async def test_the_tokenizer_of_a_replaced_endpoint_is_used(store, http, engines
         headers = {"X-Reply-Tokens": "pieces"}
         response = await call(http, "POST", served.url + "/rollouts/r1/v1/chat/completions", BODY, headers)
 
-    assert (422, True) == (response.status, path in response.payload["error"]["message"])
+    assert (response.status, path in response.payload["error"]["message"]) == (422, True)

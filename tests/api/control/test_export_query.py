@@ -119,7 +119,7 @@ def test_an_export_cannot_be_normalized_over_a_batch():
     with pytest.raises(BadRequest, match=r"a claimed batch \(POST /batches/claim\)"):
         export_query_from(request_for("GET", "/groups/g/export?advantage=reinforce_pp"), ExportGroup)
     claim = read_as(ClaimBatch, b'{"consumer": "c", "advantage": "reinforce_pp"}')
-    assert "reinforce_pp" == export_query(SERVICES, claim).asked.advantage
+    assert export_query(SERVICES, claim).asked.advantage == "reinforce_pp"
 
 
 @pytest.mark.parametrize("body", ['"discount": 0', '"discount": 1.1', '"discount": "1"', '"overlong_buffer": 0'])
@@ -131,7 +131,7 @@ def test_a_claim_with_an_invalid_value_is_rejected(body):
 def test_the_accept_header_selects_the_container():
     request = request_for("GET", "/export", headers={"Accept": "application/x-ndjson"})
 
-    assert "application/x-ndjson" == export_query_from(request, ExportMany)[1].container.content_type
+    assert export_query_from(request, ExportMany)[1].container.content_type == "application/x-ndjson"
 
 
 ROOT = Path(__file__).parents[3]

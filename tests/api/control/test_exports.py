@@ -44,7 +44,7 @@ async def test_the_steps_format_has_one_row_per_choice(proxy):
     await proxy.chat("r1", n=3)
     rows = (await proxy.get("/rollouts/r1/export?format=steps")).json["rows"]
 
-    assert [0, 1, 2] == [row["choice"] for row in rows]
+    assert [row["choice"] for row in rows] == [0, 1, 2]
 
 
 async def test_the_container_is_chosen_by_parameter_or_accept_header(proxy):
@@ -64,7 +64,7 @@ async def test_skipped_steps_are_reported_in_a_header_and_in_the_report(proxy):
     response = await proxy.get("/rollouts/r1/export?report=true")
     empty = await proxy.get("/rollouts/r1/export")
 
-    assert (200, []) == (empty.status, empty.json["rows"])
+    assert (empty.status, empty.json["rows"]) == (200, [])
     assert response.headers["X-Export-Skipped"].startswith("1; ")
     assert "echo" in response.json["report"]["skipped"][0]["why"]
 
@@ -99,8 +99,8 @@ async def test_an_export_that_fails_before_its_first_row_returns_the_error(proxy
     single = await proxy.get("/rollouts/r1/export")
     many = await proxy.get("/export")
 
-    assert (503, "store_unavailable") == (single.status, single.json["error"]["type"])
-    assert 503 == many.status
+    assert (single.status, single.json["error"]["type"]) == (503, "store_unavailable")
+    assert many.status == 503
 
 
 @pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export"])
@@ -110,8 +110,8 @@ async def test_a_head_request_returns_headers_only(proxy, path):
     head = await proxy.call("HEAD", path)
     responses = [await proxy.get(path) for _ in range(2)]
 
-    assert (200, b"", "application/json") == (head.status, head.text, head.headers["Content-Type"].partition(";")[0])
-    assert [200, 200] == [response.status for response in responses]
+    assert (head.status, head.text, head.headers["Content-Type"].partition(";")[0]) == (200, b"", "application/json")
+    assert [response.status for response in responses] == [200, 200]
 
 
 @pytest.mark.parametrize("container", ["json", "ndjson"])
@@ -144,12 +144,12 @@ async def test_an_unreadable_rollout_is_skipped_in_an_export_of_many(proxy, stor
     response = await proxy.get(f"/export?report=true&format={format_name}")
     own = await proxy.get("/rollouts/bad/export")
 
-    assert (200, 1) == (response.status, len(response.json["rows"]))
-    assert ["good"] == [row["rollout_id"] for row in response.json["report"]["rows"]]
-    assert [("bad", True)] == [
+    assert (response.status, len(response.json["rows"])) == (200, 1)
+    assert [row["rollout_id"] for row in response.json["report"]["rows"]] == ["good"]
+    assert [
         (entry["rollout_id"], "Step at index 1" in entry["why"]) for entry in response.json["report"]["skipped"]
-    ]
-    assert (409, "damaged_step") == (own.status, own.json["error"]["code"])
+    ] == [("bad", True)]
+    assert (own.status, own.json["error"]["code"]) == (409, "damaged_step")
 
 
 def rows_in(container, text):
@@ -196,8 +196,8 @@ async def test_a_marin_group_in_a_columnar_container_has_one_row_per_rollout(pro
     response = await proxy.get("/groups/g/export?format=marin&container=parquet&report=true")
     table = pyarrow.parquet.read_table(io.BytesIO(response.text)).to_pylist()
 
-    assert ["demo", "demo"] == [row["env_name"] for row in table]
-    assert [1.0, 0.0] == [row["episode_reward"] for row in table]
+    assert [row["env_name"] for row in table] == ["demo", "demo"]
+    assert [row["episode_reward"] for row in table] == [1.0, 0.0]
 
 
 async def test_a_rollout_deleted_during_an_export_of_many_is_skipped(proxy, store):
@@ -210,7 +210,7 @@ async def test_a_rollout_deleted_during_an_export_of_many_is_skipped(proxy, stor
     store.waiting.pop("read_all").set()
     rows = (await exporting).json["rows"]
 
-    assert ["r2"] == [row["rollout_id"] for row in rows]
+    assert [row["rollout_id"] for row in rows] == ["r2"]
 
 
 async def test_an_export_of_many_applies_the_filters_and_reports_skipped_steps(proxy):
@@ -223,13 +223,13 @@ async def test_an_export_of_many_applies_the_filters_and_reports_skipped_steps(p
     async def rollouts(query):
         return [row["rollout_id"] for row in (await proxy.get(f"/export?{query}")).json["rows"]]
 
-    assert {"r1", "r2", "r3"} == set(await rollouts(""))
-    assert {"r1", "r3"} == set(await rollouts("group_id=odd"))
-    assert ["r3"] == await rollouts("status=completed")
-    assert [] == await rollouts("since=9999999999")
-    assert 2 == len(await rollouts("limit=2"))
+    assert set(await rollouts("")) == {"r1", "r2", "r3"}
+    assert set(await rollouts("group_id=odd")) == {"r1", "r3"}
+    assert await rollouts("status=completed") == ["r3"]
+    assert await rollouts("since=9999999999") == []
+    assert len(await rollouts("limit=2")) == 2
     report = (await proxy.get("/export?report=true")).json["report"]
-    assert ["r2"] == [entry["rollout_id"] for entry in report["skipped"]]
+    assert [entry["rollout_id"] for entry in report["skipped"]] == ["r2"]
 
 
 async def test_a_rollout_of_40_steps_is_exported(proxy):
@@ -237,7 +237,7 @@ async def test_a_rollout_of_40_steps_is_exported(proxy):
     await proxy.turns("r1", 40)
     (row,) = (await proxy.get("/rollouts/r1/export")).json["rows"]
 
-    assert 40 == len(row["spans"])
+    assert len(row["spans"]) == 40
 
 
 async def test_an_undelivered_step_is_not_exported(proxy, store):
@@ -246,10 +246,10 @@ async def test_an_undelivered_step_is_not_exported(proxy, store):
     await store.mark("r1", stored.incarnation, {f"undelivered:{reply.step_id}": b"1"}, now_ms=1)
     response = await proxy.get("/rollouts/r1/export")
 
-    assert [] == response.json["rows"]
+    assert response.json["rows"] == []
     assert "not delivered" in response.headers["X-Export-Skipped"]
-    assert 1 == len((await proxy.get("/rollouts/r1/export?include=flagged")).json["rows"])
-    assert 1 == (await proxy.get("/rollouts/r1")).json["counts"]["undelivered"]
+    assert len((await proxy.get("/rollouts/r1/export?include=flagged")).json["rows"]) == 1
+    assert (await proxy.get("/rollouts/r1")).json["counts"]["undelivered"] == 1
 
 
 async def test_a_rollout_that_the_format_cannot_express_is_409(proxy):
@@ -259,10 +259,10 @@ async def test_a_rollout_that_the_format_cannot_express_is_409(proxy):
     many = await proxy.get("/export?format=scored_data&report=true")
     await proxy.patch("/rollouts/r1", {"reward": 1.0})
 
-    assert (409, "conflict") == (refused.status, refused.json["error"]["code"])
+    assert (refused.status, refused.json["error"]["code"]) == (409, "conflict")
     assert "Format 'scored_data' requires a reward; rollout 'r1' has none." in refused.json["error"]["message"]
-    assert ([], ["r1"]) == (many.json["rows"], [entry["rollout_id"] for entry in many.json["report"]["skipped"]])
-    assert [1.0] == (await proxy.get("/rollouts/r1/export?format=scored_data")).json["rows"][0]["scores"]
+    assert (many.json["rows"], [entry["rollout_id"] for entry in many.json["report"]["skipped"]]) == ([], ["r1"])
+    assert (await proxy.get("/rollouts/r1/export?format=scored_data")).json["rows"][0]["scores"] == [1.0]
 
 
 async def test_formats_with_messages_read_requests_and_responses(proxy):
@@ -271,8 +271,8 @@ async def test_formats_with_messages_read_requests_and_responses(proxy):
     steps = (await proxy.get("/rollouts/r1/export?format=verifiers")).json["rows"]
     (output,) = (await proxy.get("/rollouts/r1/export?format=verl")).json["rows"]
 
-    assert [1, 3] == [len(step["prompt"]) for step in steps]
-    assert 4 == output["num_turns"]
+    assert [len(step["prompt"]) for step in steps] == [1, 3]
+    assert output["num_turns"] == 4
 
 
 async def test_arrow_and_parquet_have_the_rows_of_json(proxy):
@@ -294,14 +294,14 @@ async def test_prompt_logprob_fills_the_logprobs_of_prompt_tokens(proxy, query, 
     await proxy.chat("r1")
     (row,) = (await proxy.get(f"/rollouts/r1/export?{query}")).json["rows"]
 
-    assert expected == row["logprobs"][:1]
+    assert row["logprobs"][:1] == expected
 
 
 @pytest.mark.parametrize("value", ["x", "nan", "inf", ""])
 async def test_an_invalid_prompt_logprob_is_400(proxy, value):
     await proxy.chat("r1")
 
-    assert 400 == (await proxy.get(f"/rollouts/r1/export?prompt_logprob={value}")).status
+    assert (await proxy.get(f"/rollouts/r1/export?prompt_logprob={value}")).status == 400
 
 
 async def test_an_export_of_many_has_all_rollouts_newest_first(proxy):

@@ -35,7 +35,7 @@ async def rows(proxy, path, **query):
     """Return the rows and the skipped entries of an export."""
     query = "&".join(f"{name}={value}" for name, value in {"report": "true", **query}.items())
     answer = await proxy.get(f"{path}?{query}")
-    assert 200 == answer.status, answer.text
+    assert answer.status == 200, answer.text
     return answer.json["rows"], answer.json["report"]["skipped"]
 
 
@@ -43,10 +43,10 @@ async def test_steps_of_policies_that_are_not_trained_are_skipped_with_the_reaso
     planned, judged, solved = await record(proxy, "r1", "planner", "judge", "solver-1")
     found, skipped = await rows(proxy, "/rollouts/r1/export")
 
-    assert [("planner", planned), ("solver", solved)] == [(row["policy"], row["spans"][0]["step_id"]) for row in found]
-    assert [{"step_id": judged, "why": JUDGED}] == skipped
+    assert [(row["policy"], row["spans"][0]["step_id"]) for row in found] == [("planner", planned), ("solver", solved)]
+    assert skipped == [{"step_id": judged, "why": JUDGED}]
     answer = await proxy.get("/rollouts/r1/export")
-    assert f"1; {JUDGED} (1)" == answer.headers["X-Export-Skipped"]
+    assert answer.headers["X-Export-Skipped"] == f"1; {JUDGED} (1)"
 
 
 async def test_policy_selects_the_steps_of_one_policy(proxy):
@@ -58,7 +58,7 @@ async def test_policy_selects_the_steps_of_one_policy(proxy):
 
             assert policy == row.get("policy", "default")
             assert {other for other in steps if other != step} == {entry["step_id"] for entry in skipped}
-    assert {"its policy is planner, not default", "its policy is judge, not default"} == {e["why"] for e in skipped}
+    assert {e["why"] for e in skipped} == {"its policy is planner, not default", "its policy is judge, not default"}
 
 
 async def test_many_rollouts_and_groups_are_exported_by_policy(proxy):
@@ -68,15 +68,15 @@ async def test_many_rollouts_and_groups_are_exported_by_policy(proxy):
     await proxy.finish(first, reward=1.0)
     await record(proxy, "alone", "judge")
     found, skipped = await rows(proxy, "/export", policy="judge")
-    assert {first, "alone"} == {row["rollout_id"] for row in found}
+    assert {row["rollout_id"] for row in found} == {first, "alone"}
     found, skipped = await rows(proxy, "/export")
-    assert ["planner"] == [row["policy"] for row in found if "policy" in row]
+    assert [row["policy"] for row in found if "policy" in row] == ["planner"]
     assert {"why": "none of its steps has a row", "rollout_id": "alone"} in skipped
     answer = (await proxy.get("/groups/g/export?policy=judge&container=ndjson&report=true")).text.splitlines()
 
-    assert ["judge"] == [orjson.loads(row)["policy"] for row in answer[:-1]]
-    assert ["its policy is planner, not judge"] == [
-        entry["why"] for entry in orjson.loads(answer[-1])["report"]["skipped"]
+    assert [orjson.loads(row)["policy"] for row in answer[:-1]] == ["judge"]
+    assert [entry["why"] for entry in orjson.loads(answer[-1])["report"]["skipped"]] == [
+        "its policy is planner, not judge"
     ]
 
 
@@ -86,7 +86,7 @@ async def test_an_unknown_policy_is_404(proxy, path):
     await record(proxy, "r1", "planner")
     answer = await proxy.get(f"{path}?policy=critic")
 
-    assert (404, "policy") == (answer.status, answer.json["error"]["param"])
+    assert (answer.status, answer.json["error"]["param"]) == (404, "policy")
     assert "The policies are planner, solver, judge, default." in answer.json["error"]["message"]
 
 
@@ -97,13 +97,13 @@ async def test_a_format_with_one_row_names_policy_if_there_are_several(proxy):
     for more in ("", "&branches=longest", "&branches=last"):
         answer = await proxy.get(f"/rollouts/r1/export?format=trl{more}")
 
-        assert 409 == answer.status
+        assert answer.status == 409
         assert (
             "2 sequences. They are of the policies planner, solver: export them one by one with policy=."
             in (answer.json["error"]["message"])
         )
-    assert 1 == len((await rows(proxy, "/rollouts/r1/export", format="trl", policy="planner"))[0])
-    assert 2 == len((await rows(proxy, "/rollouts/r1/export", branches="longest"))[0])
+    assert len((await rows(proxy, "/rollouts/r1/export", format="trl", policy="planner"))[0]) == 1
+    assert len((await rows(proxy, "/rollouts/r1/export", branches="longest"))[0]) == 2
 
 
 @pytest.mark.parametrize("form", [name for name in FORMATS if name not in {"verl_dataproto", "marin"}])
@@ -113,13 +113,13 @@ async def test_rewards_and_advantages_of_steps_of_other_policies_change_nothing(
     await proxy.patch("/rollouts/r1", {"reward": 1.0, "metadata": {"env_name": "test"}})
     await proxy.put("/policies/planner", {"version": 1})
     values = {"step_rewards": {planned: 0.5}, "advantages": {planned: 0.25}}
-    assert 200 == (await proxy.patch("/rollouts/r1", values)).status
+    assert (await proxy.patch("/rollouts/r1", values)).status == 200
     path = f"/rollouts/r1/export?format={form}&policy=planner"
     before = await proxy.get(path)
     values = {"step_rewards": {planned: 0.5, judged: [9.0]}, "advantages": {planned: 0.25, judged: [9.0] * 3}}
     sampled = len((await proxy.get(f"/rollouts/r1/steps/{judged}")).json["choices"][0]["ids"])
     values["step_rewards"][judged] *= sampled
-    assert 200 == (await proxy.patch("/rollouts/r1", values)).status
+    assert (await proxy.patch("/rollouts/r1", values)).status == 200
     after = await proxy.get(path)
 
     assert (before.status, before.text) == (after.status, after.text)
@@ -137,7 +137,7 @@ async def test_columns_have_the_policy(proxy, container, read, form):
         table = pyarrow.ipc.open_stream(body).read_all() if read == "ipc" else pyarrow.parquet.read_table(body)
         found.append(table.column("policy").to_pylist())
 
-    assert [["planner", "solver"], [None]] == found
+    assert found == [["planner", "solver"], [None]]
 
 
 async def test_returns_of_turns_count_the_policys_turns_only(proxy):
@@ -146,7 +146,7 @@ async def test_returns_of_turns_count_the_policys_turns_only(proxy):
     await proxy.finish("r1", reward=1.0)
     found, _ = await rows(proxy, "/rollouts/r1/export", advantage="step", discount=0.5, policy="planner")
 
-    assert [0.5, 1.0] == [value for row in found for value in row["advantages"].values()]
+    assert [value for row in found for value in row["advantages"].values()] == [0.5, 1.0]
 
 
 async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_trained(proxy, store):
@@ -155,7 +155,7 @@ async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_tra
     async with simulating("127.0.0.1:0", Options()) as engine, running(settings_for(engine), store) as served:
         (row,), skipped = await rows(Session(proxy.http, served.url), "/rollouts/r1/export")
 
-    assert ("judge", []) == (row["policy"], skipped)
+    assert (row["policy"], skipped) == ("judge", [])
 
 
 async def test_steps_and_nodes_of_the_tree_name_their_policy_and_model(proxy):
@@ -164,10 +164,14 @@ async def test_steps_and_nodes_of_the_tree_name_their_policy_and_model(proxy):
     steps = await proxy.steps("r1")
     nodes = (await proxy.get("/rollouts/r1/tree")).json["nodes"]
 
-    assert [("planner", "planner"), ("judge", "judge"), (None, "other")] == [
-        (step.get("policy"), step["model"]["served"]) for step in steps
+    assert [(step.get("policy"), step["model"]["served"]) for step in steps] == [
+        ("planner", "planner"),
+        ("judge", "judge"),
+        (None, "other"),
     ]
-    assert [("planner", "planner"), ("judge", "judge"), (None, None)] == [
-        (node.get("policy"), node.get("model")) for node in nodes
+    assert [(node.get("policy"), node.get("model")) for node in nodes] == [
+        ("planner", "planner"),
+        ("judge", "judge"),
+        (None, None),
     ]
-    assert [0, None, None] == [node["owner"] for node in nodes]
+    assert [node["owner"] for node in nodes] == [0, None, None]

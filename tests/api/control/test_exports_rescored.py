@@ -35,7 +35,7 @@ def sections(engines, teacher):
 
 async def rows_of(proxy, path):
     response = await proxy.get(path)
-    assert 200 == response.status, response.text
+    assert response.status == 200, response.text
     return response.json["rows"]
 
 
@@ -46,9 +46,9 @@ async def test_a_teacher_scores_the_trained_tokens_of_each_row(proxy, teacher):
     (row,) = await rows_of(proxy, "/rollouts/r1/export?rescore=teacher")
 
     assert plain == {name: value for name, value in row.items() if not name.startswith("rescored")}
-    assert {"model": "big", "policy_version": "t1"} == {k: v for k, v in row["rescored"].items() if k != "engine"}
+    assert {k: v for k, v in row["rescored"].items() if k != "engine"} == {"model": "big", "policy_version": "t1"}
     expected = [value - BELOW for value in trained(row["logprobs"], row["mask"])]
-    assert expected == pytest.approx(trained(row["rescored_logprobs"], row["mask"]), abs=1e-6)
+    assert pytest.approx(trained(row["rescored_logprobs"], row["mask"]), abs=1e-6) == expected
     assert [bit == 0 for bit in row["mask"]] == [value is None for value in row["rescored_logprobs"]]
     assert [row["token_ids"]] == teacher.scored
 
@@ -62,7 +62,7 @@ async def test_the_policy_scores_its_own_ids_again(proxy):
     assert trained(row["logprobs"], row["mask"]) == pytest.approx(
         trained(row["rescored_logprobs"], row["mask"]), abs=1e-3
     )
-    assert {"engine": "fake", "model": "policy", "policy_version": "4"} == row["rescored"]
+    assert row["rescored"] == {"engine": "fake", "model": "policy", "policy_version": "4"}
 
 
 async def test_each_branch_is_scored_and_shared_tokens_once(proxy, teacher):
@@ -72,7 +72,7 @@ async def test_each_branch_is_scored_and_shared_tokens_once(proxy, teacher):
     await proxy.chat("r1", {"role": "user", "content": "hi"}, shared.message, {"role": "user", "content": "b"})
     rows = await rows_of(proxy, "/rollouts/r1/export?rescore=teacher")
 
-    assert 2 == len(rows) == len(teacher.scored)
+    assert len(rows) == len(teacher.scored) == 2
     for row in rows:
         assert [bit == 0 for bit in row["mask"]] == [value is None for value in row["rescored_logprobs"]]
 
@@ -88,7 +88,7 @@ async def test_a_repeated_export_takes_cached_scores(proxy, teacher):
     assert first.json["rows"] == [orjson.loads(again.text)]
     assert read["rescored"] == first.json["rows"][0]["rescored"]
     assert read["rescored_logprobs"] == pytest.approx(first.json["rows"][0]["rescored_logprobs"], nan_ok=True)
-    assert 1 == len(teacher.scored)
+    assert len(teacher.scored) == 1
 
 
 async def test_another_replica_takes_the_scores_from_the_store(proxy, teacher, store, sections, http):
@@ -101,7 +101,7 @@ async def test_another_replica_takes_the_scores_from_the_store(proxy, teacher, s
     ):
         assert first.text == await response.read()
 
-    assert 1 == len(teacher.scored)
+    assert len(teacher.scored) == 1
 
 
 async def test_many_rollouts_are_scored_at_the_same_time(proxy, teacher):
@@ -111,8 +111,8 @@ async def test_many_rollouts_are_scored_at_the_same_time(proxy, teacher):
     teacher.together = asyncio.Barrier(3)
     response = await proxy.get("/export?rescore=teacher&container=ndjson")
 
-    assert 9 == len(response.text.splitlines()) == len(teacher.scored)
-    assert 3 == teacher.most_at_once
+    assert len(response.text.splitlines()) == len(teacher.scored) == 9
+    assert teacher.most_at_once == 3
 
 
 async def test_the_most_likely_tokens_are_beside_the_scores(proxy, teacher):
@@ -122,8 +122,8 @@ async def test_the_most_likely_tokens_are_beside_the_scores(proxy, teacher):
     arrow = await proxy.get("/rollouts/r1/export?rescore=teacher&rescore_top_k=2&container=arrow")
     (read,) = pyarrow.ipc.open_stream(io.BytesIO(arrow.text)).read_all().to_pylist()
 
-    assert {(1001, 1002)} == {tuple(ids) for ids in trained(row["rescored_top_ids"], row["mask"])}
-    assert {(-0.25, -0.5)} == {tuple(values) for values in trained(row["rescored_top_logprobs"], row["mask"])}
+    assert {tuple(ids) for ids in trained(row["rescored_top_ids"], row["mask"])} == {(1001, 1002)}
+    assert {tuple(values) for values in trained(row["rescored_top_logprobs"], row["mask"])} == {(-0.25, -0.5)}
     assert row["rescored_top_ids"] == read["rescored_top_ids"]
     assert None in row["rescored_top_ids"]
 
@@ -169,10 +169,10 @@ async def test_an_engine_that_fails_is_an_error_before_the_first_byte(proxy, eng
     failed = await proxy.get(f"{path}rescore=teacher")
     teacher.failing = None
 
-    assert (502, "engine_error") == (failed.status, failed.json["error"]["code"])
+    assert (failed.status, failed.json["error"]["code"]) == (502, "engine_error")
     assert "overloaded" in failed.json["error"]["message"]
-    assert [1, 1] == [sum("prompt_logprobs" in body for body in engine.requests) for engine in engines]
-    assert 200 == (await proxy.get(f"{path}rescore=teacher")).status
+    assert [sum("prompt_logprobs" in body for body in engine.requests) for engine in engines] == [1, 1]
+    assert (await proxy.get(f"{path}rescore=teacher")).status == 200
 
 
 async def test_an_unreachable_scorer_is_an_error(proxy, engines, teacher):
@@ -197,8 +197,8 @@ async def test_a_row_that_exceeds_the_context_window_is_refused(proxy, teacher):
     alone = await proxy.get("/rollouts/long/export?rescore=teacher")
     many = await proxy.get("/export?rescore=teacher&report=true")
 
-    assert (409, True) == (alone.status, "exceed the engine's context window of 40" in alone.json["error"]["message"])
-    assert [] == many.json["rows"]
+    assert (alone.status, "exceed the engine's context window of 40" in alone.json["error"]["message"]) == (409, True)
+    assert many.json["rows"] == []
     assert "cannot be scored" in many.json["report"]["skipped"][0]["why"]
 
 
@@ -212,7 +212,7 @@ async def test_an_engine_with_another_vocabulary_is_an_error(proxy, teacher):
     teacher.below = 3.0
     allowed = await proxy.get("/rollouts/r1/export?rescore=teacher")
 
-    assert (422, 422, 200) == (by_text.status, by_scores.status, allowed.status)
+    assert (by_text.status, by_scores.status, allowed.status) == (422, 422, 200)
     assert "has another vocabulary than engine fake: id" in by_text.json["error"]["message"]
     assert "next to no probability" in by_scores.json["error"]["message"]
 
@@ -228,7 +228,7 @@ async def test_an_export_that_fails_halfway_is_incomplete_and_continues_from_the
     teacher.longest = 10**9
     response = await proxy.get("/export?rescore=teacher&container=ndjson")
 
-    assert 3 == len(response.text.splitlines()) == len(teacher.scored)
+    assert len(response.text.splitlines()) == len(teacher.scored) == 3
 
 
 async def test_a_report_has_the_engine_of_each_row(proxy):
@@ -238,4 +238,4 @@ async def test_a_report_has_the_engine_of_each_row(proxy):
     expected = {"engine": "fake", "model": "policy", "policy_version": "4"}
     for path in (f"/rollouts/{member}/export?format=areal", "/export?format=areal", "/groups/g/export?format=areal"):
         response = await proxy.get(f"{path}&rescore=policy&report=true")
-        assert [expected] == [row["rescored"] for row in response.json["report"]["rows"]]
+        assert [row["rescored"] for row in response.json["report"]["rows"]] == [expected]

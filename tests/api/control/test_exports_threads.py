@@ -6,7 +6,7 @@ from tests.support.threaded import TASK, WORK, record_threads, user
 
 async def rows(proxy, query, rollout="r"):
     response = await proxy.get(f"/rollouts/{rollout}/export?{query}")
-    assert 200 == response.status, response.text
+    assert response.status == 200, response.text
     return response.json
 
 
@@ -21,11 +21,11 @@ async def test_the_tree_has_the_thread_of_each_step(proxy):
     tree = (await proxy.get("/rollouts/r/tree")).json
     names = by_kind(tree)
 
-    assert (False, True) == (open_tree["threads_final"], tree["threads_final"])
+    assert (open_tree["threads_final"], tree["threads_final"]) == (False, True)
     assert open_tree["threads"] == tree["threads"]
-    assert ["main", "auxiliary", "sub-agent"] == [thread["kind"] for thread in tree["threads"]]
+    assert [thread["kind"] for thread in tree["threads"]] == ["main", "auxiliary", "sub-agent"]
     assert [names["auxiliary"], "main", "main", names["sub-agent"]] == [node["thread"] for node in tree["nodes"]]
-    assert "Paint it." == tree["threads"][2]["title"]
+    assert tree["threads"][2]["title"] == "Paint it."
 
 
 async def test_an_export_has_the_threads_that_are_requested(proxy):
@@ -34,10 +34,12 @@ async def test_an_export_has_the_threads_that_are_requested(proxy):
     found = {wanted: await rows(proxy, f"threads={wanted}&report=true") for wanted in ("main", "agents", "all")}
     plain = await rows(proxy, "format=sequences")
 
-    assert {"main": 1, "agents": 2, "all": 3} == {
-        wanted: len({row["thread"] for row in given["rows"]}) for wanted, given in found.items()
+    assert {wanted: len({row["thread"] for row in given["rows"]}) for wanted, given in found.items()} == {
+        "main": 1,
+        "agents": 2,
+        "all": 3,
     }
-    assert {"main"} == {row["thread"] for row in found["main"]["rows"]}
+    assert {row["thread"] for row in found["main"]["rows"]} == {"main"}
     skipped = found["agents"]["report"]["skipped"]
     assert [(names["auxiliary"], "threads=agents: its thread is auxiliary")] == [
         (each["thread"], each["why"]) for each in skipped
@@ -54,9 +56,9 @@ async def test_the_main_thread_of_a_forked_rollout_is_one_row_in_trls_format(pro
     refused = await proxy.get("/rollouts/r/export?format=trl")
     exported = await rows(proxy, "format=trl&threads=main")
 
-    assert 409 == refused.status
+    assert refused.status == 409
     assert "Use threads=main" in refused.json["error"]["message"]
-    assert 1 == len(exported["rows"][0]["prompt_ids"])
+    assert len(exported["rows"][0]["prompt_ids"]) == 1
 
 
 async def test_branches_one_counts_the_rows_of_each_thread(proxy):
@@ -66,7 +68,7 @@ async def test_branches_one_counts_the_rows_of_each_thread(proxy):
     await proxy.chat("s", WORK, user("Build another one."))
     forked = await proxy.get("/rollouts/s/export?branches=one&threads=main")
 
-    assert 3 == len(one_each["rows"])
+    assert len(one_each["rows"]) == 3
     assert (409, "has 2 sequences" in forked.json["error"]["message"]) == (forked.status, True)
 
 
@@ -74,7 +76,7 @@ async def test_other_threads_are_refused_with_those_that_exist(proxy):
     await proxy.chat("r")
     refused = [await proxy.get(f"/rollouts/r/export?threads={threads}") for threads in ("some", "", "MAIN")]
 
-    assert [400] * 3 == [response.status for response in refused]
+    assert [response.status for response in refused] == [400] * 3
     assert all("all, agents, main" in response.json["error"]["message"] for response in refused)
 
 
@@ -86,7 +88,7 @@ async def test_columns_of_tables_include_the_thread_if_it_is_requested(proxy):
         exported = await proxy.get(f"/rollouts/r/export?container=arrow{query}")
         columns.append("thread" in pyarrow.ipc.open_stream(exported.text).read_all().column_names)
 
-    assert [False, True, True] == columns
+    assert columns == [False, True, True]
 
 
 async def test_an_agent_that_the_client_names_is_a_thread_and_the_engine_does_not_see_its_name(proxy):
@@ -97,7 +99,7 @@ async def test_an_agent_that_the_client_names_is_a_thread_and_the_engine_does_no
     step = (await proxy.get(f"/rollouts/r/steps/{made.headers['X-Step-Id']}")).json
     (thread,) = (await proxy.get("/rollouts/r/tree")).json["threads"]
 
-    assert ("planner", "planner", "main") == (step["extra"]["agent"], thread["name"], thread["kind"])
+    assert (step["extra"]["agent"], thread["name"], thread["kind"]) == ("planner", "planner", "main")
 
 
 async def test_an_invalid_name_of_an_agent_is_an_error_of_the_dialect_and_nothing_is_recorded(proxy):
@@ -105,10 +107,10 @@ async def test_an_invalid_name_of_an_agent_is_an_error_of_the_dialect_and_nothin
     for route in ("chat/completions", "messages"):
         for name in ("", "-x", "a b", "Ã©", "a" * 65, "x:y"):
             refused = await proxy.post(f"/rollouts/r/v1/{route}", body, headers={"X-Agent-Name": name})
-            assert 400 == refused.status
+            assert refused.status == 400
             assert "X-Agent-Name" in refused.json["error"]["message"]
 
-    assert 0 == (await proxy.get("/rollouts/r")).json["counts"]["steps"]
+    assert (await proxy.get("/rollouts/r")).json["counts"]["steps"] == 0
 
 
 async def test_rewards_of_threads_are_the_rewards_of_their_rows(proxy):
@@ -125,8 +127,8 @@ async def test_rewards_of_threads_are_the_rewards_of_their_rows(proxy):
     assert [{names["sub-agent"]: 0.25}] * 2 == set_twice
     assert {"main": 0.5, names["sub-agent"]: 0.25, names["auxiliary"]: 1.0} == rewards
     assert rewards == {row["thread"]: row["reward"] for row in found["report"]["rows"]}
-    assert {0.5, 0.25} == {row["reward"] for row in slime["rows"]}
-    assert [0.5, None, 0.25] == [thread.get("reward") for thread in tree["threads"]]
+    assert {row["reward"] for row in slime["rows"]} == {0.5, 0.25}
+    assert [thread.get("reward") for thread in tree["threads"]] == [0.5, None, 0.25]
 
 
 async def test_other_rewards_of_threads_are_refused(proxy):
@@ -134,7 +136,7 @@ async def test_other_rewards_of_threads_are_refused(proxy):
     await proxy.chat("r")
     for given in ({"main": None}, {"main": "1"}, {"main": 1e300}, {"other": 1}, [1], {"main": [1]}):
         refused = await proxy.patch("/rollouts/r", {"thread_rewards": given})
-        assert 422 == refused.status
+        assert refused.status == 422
         assert "thread_rewards" in refused.json["error"]["message"]
 
     assert "thread_rewards" not in (await proxy.get("/rollouts/r")).json
@@ -151,6 +153,6 @@ class TestConfigured:
         everything = await rows(proxy, "threads=all")
         tree = (await proxy.get("/rollouts/r/tree")).json
 
-        assert ["main", "sub-agent", "sub-agent"] == [thread["kind"] for thread in tree["threads"]]
-        assert 3 == len({row["thread"] for row in found["rows"]}) == len({row["thread"] for row in everything["rows"]})
-        assert [] == found["report"]["skipped"]
+        assert [thread["kind"] for thread in tree["threads"]] == ["main", "sub-agent", "sub-agent"]
+        assert len({row["thread"] for row in found["rows"]}) == len({row["thread"] for row in everything["rows"]}) == 3
+        assert found["report"]["skipped"] == []

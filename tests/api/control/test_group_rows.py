@@ -67,7 +67,7 @@ async def check_parallel(name, group, advantage, **options):
         for entry in description["rows"]:
             reward = estimated[entry["rollout_id"]].reward
             expected = None if advantage == "none" else advantages[entry["rollout_id"]]
-            assert (reward, expected) == (entry["reward"], entry["advantage"])
+            assert (entry["reward"], entry["advantage"]) == (reward, expected)
         if gathered.reason is None:
             omitted = Counter(entry["rollout_id"] for entry in description["skipped"] if "step_id" not in entry)
             assert Counter(rollout.rollout_id for rollout, _ in group if rollout.rollout_id not in of_rows) == omitted
@@ -113,8 +113,8 @@ async def test_with_whole_an_unreadable_member_raises_damaged_step():
 
     with pytest.raises(DamagedStep, match="'r0'"):
         await read_rows(group, query_for("sequences"), whole=True)
-    assert ["r1"] == [rollout.rollout_id for rollout in gathered.rollouts]
-    assert [("r0", True)] == [(entry["rollout_id"], "cannot be read" in entry["why"]) for entry in gathered.skipped]
+    assert [rollout.rollout_id for rollout in gathered.rollouts] == ["r1"]
+    assert [(entry["rollout_id"], "cannot be read" in entry["why"]) for entry in gathered.skipped] == [("r0", True)]
 
 
 def with_advantages(members, advantage):
@@ -148,7 +148,7 @@ async def test_an_advantage_that_is_not_a_number_is_null_in_the_description_of_r
     step = make_step("r0-0", [1], make_choice(0, [10], logprobs=array("f", [-1.0])), rollout_id="r0")
     description = (await read_rows([(rollout, [step])], query)).described(query)
 
-    assert ([{"rollout_id": "r0", "step_ids": ["r0-0"], "reward": 1, "advantage": None, "weight": 1.0}], [value]) == (
+    assert (
         description["rows"],
         description["advantages"],
-    )
+    ) == ([{"rollout_id": "r0", "step_ids": ["r0-0"], "reward": 1, "advantage": None, "weight": 1.0}], [value])

@@ -38,23 +38,23 @@ async def kept(group, name="sequences", advantage="given", **conditions):
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.reward == "required"])
 async def test_members_without_a_required_reward_are_omitted(name):
-    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), name)
+    assert await kept(played(1, None, 0), name) == (["r0", "r2"], {"r1": "it has no reward"}, None)
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.reward == "optional"])
 async def test_formats_that_require_no_reward_lose_no_member(name):
-    assert (["r0", "r1", "r2"], {}, None) == await kept(played(1, None, 0), name)
+    assert await kept(played(1, None, 0), name) == (["r0", "r1", "r2"], {}, None)
 
 
 @pytest.mark.parametrize("name", ["trl", "verl_dataproto"])
 async def test_a_batch_has_the_rewards_of_all_members_or_of_none(name):
-    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), name)
-    assert (["r0", "r1"], {}, None) == await kept(played(None, None), name)
+    assert await kept(played(1, None, 0), name) == (["r0", "r2"], {"r1": "it has no reward"}, None)
+    assert await kept(played(None, None), name) == (["r0", "r1"], {}, None)
 
 
 @pytest.mark.parametrize("advantage", [name for name in ESTIMATORS if name != "step"])
 async def test_an_estimated_advantage_requires_a_reward(advantage):
-    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), advantage=advantage)
+    assert await kept(played(1, None, 0), advantage=advantage) == (["r0", "r2"], {"r1": "it has no reward"}, None)
 
 
 async def test_rewards_of_steps_replace_the_reward_of_a_rollout_if_the_format_takes_them():
@@ -67,12 +67,12 @@ async def test_rewards_of_steps_replace_the_reward_of_a_rollout_if_the_format_ta
     ]
     names, skipped, _ = await kept(group, "training_examples")
 
-    assert (["r0", "r2", "r3"], ["r1"]) == (names, list(skipped))
+    assert (names, list(skipped)) == (["r0", "r2", "r3"], ["r1"])
     assert "requires a reward" in skipped["r1"]
 
 
 async def test_rewarded_counts_members_with_a_reward_only():
-    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), members="rewarded")
+    assert await kept(played(1, None, 0), members="rewarded") == (["r0", "r2"], {"r1": "it has no reward"}, None)
 
 
 async def test_completed_counts_completed_members_only():
@@ -80,8 +80,8 @@ async def test_completed_counts_completed_members_only():
     group = played(1, 0, 0, statuses=("completed", "failed", "completed"))
     found = await read_rows(group, query_for("sequences", "rloo"), GroupFilter(members="completed"), size=3)
 
-    assert (["r0", "r2"], {"r1": "its status is failed"}, None) == await kept(group, members="completed")
-    assert [1.0, -0.5] == [rollout.advantages for rollout in found.rollouts]
+    assert await kept(group, members="completed") == (["r0", "r2"], {"r1": "its status is failed"}, None)
+    assert [rollout.advantages for rollout in found.rollouts] == [1.0, -0.5]
 
 
 @pytest.mark.parametrize(
@@ -107,23 +107,23 @@ async def test_all_refuses_a_group_without_rewards_that_only_mixed_needs():
     with pytest.raises(Conflict) as refused:
         await kept(played(1, None), members="all", only_mixed=True)
 
-    assert "no_reward" == refused.value.reason
-    assert "equal_rewards" == (await kept(played(1, None), only_mixed=True))[2]
-    assert "no_reward" == (await kept(played(None, None), only_mixed=True))[2]
+    assert refused.value.reason == "no_reward"
+    assert (await kept(played(1, None), only_mixed=True))[2] == "equal_rewards"
+    assert (await kept(played(None, None), only_mixed=True))[2] == "no_reward"
 
 
 @pytest.mark.parametrize(("size", "least"), [(1, 1), (2, 2), (8, 2), (None, 1)])
 def test_min_group_is_2_unless_the_group_is_smaller_or_has_no_size(size, least):
     group = Group("g", "b", 1, size)
 
-    assert (least, 5) == (GroupFilter().least(group), GroupFilter(min_group=5).least(group))
+    assert (GroupFilter().least(group), GroupFilter(min_group=5).least(group)) == (least, 5)
 
 
 async def test_a_group_with_fewer_members_than_min_group_has_no_rows():
     """The code is `no_reward` if it has enough with rewards."""
-    assert ([], {"r1": "it has no reward"}, "no_reward") == await kept(played(1, None), members="rewarded")
-    assert "too_few_members" == (await kept(played(1, None), members="rewarded", min_group=3))[2]
-    assert (["r0"], {"r1": "it has no reward"}, None) == await kept(played(1, None), members="rewarded", min_group=1)
+    assert await kept(played(1, None), members="rewarded") == ([], {"r1": "it has no reward"}, "no_reward")
+    assert (await kept(played(1, None), members="rewarded", min_group=3))[2] == "too_few_members"
+    assert await kept(played(1, None), members="rewarded", min_group=1) == (["r0"], {"r1": "it has no reward"}, None)
 
 
 @given(

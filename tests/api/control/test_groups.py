@@ -23,17 +23,21 @@ async def test_opening_a_group_opens_all_its_rollouts(proxy):
     await agent.close()
     group = (await proxy.get(PATH)).json
 
-    assert (201, 3) == (opened.status, len({rollout["rollout_id"] for rollout in rollouts}))
-    assert [({"task": 7}, "a/b {c}", 3)] * 3 == [
-        (rollout["metadata"], rollout["group_id"], rollout["limits"]["max_steps"]) for rollout in rollouts
-    ]
-    assert [0, 1, 0] == [rollout["steps"] for rollout in group["rollouts"]]
+    assert (opened.status, len({rollout["rollout_id"] for rollout in rollouts})) == (201, 3)
+    assert [(rollout["metadata"], rollout["group_id"], rollout["limits"]["max_steps"]) for rollout in rollouts] == [
+        ({"task": 7}, "a/b {c}", 3)
+    ] * 3
+    assert [rollout["steps"] for rollout in group["rollouts"]] == [0, 1, 0]
     assert [rollout["rollout_id"] for rollout in rollouts] == [rollout["rollout_id"] for rollout in group["rollouts"]]
     counts = [tuple(rollout[name] for name in ("steps", "exact", "flagged", "drift")) for rollout in group["rollouts"]]
-    assert [(0, 0, 0, None), (1, 1, 0, None), (0, 0, 0, None)] == counts
-    assert [False, True, False] == [rollout["sampled_tokens"] > 0 for rollout in group["rollouts"]]
-    assert ("open", 3, 3, 0, [None] * 3) == tuple(
-        group[name] for name in ("status", "size", "members", "finished", "rewards")
+    assert counts == [(0, 0, 0, None), (1, 1, 0, None), (0, 0, 0, None)]
+    assert [rollout["sampled_tokens"] > 0 for rollout in group["rollouts"]] == [False, True, False]
+    assert tuple(group[name] for name in ("status", "size", "members", "finished", "rewards")) == (
+        "open",
+        3,
+        3,
+        0,
+        [None] * 3,
     )
 
 
@@ -41,7 +45,7 @@ async def test_all_rollouts_of_a_group_have_its_continuation_mode(proxy):
     opened = await proxy.post("/groups", {"group_id": "g1", "size": 2, "rollout": {"continuation": False}})
     shown = [(await proxy.get(f"/rollouts/{rollout['rollout_id']}")).json for rollout in opened.json["rollouts"]]
 
-    assert ["off"] * 4 == [rollout["continuation"] for rollout in [*opened.json["rollouts"], *shown]]
+    assert [rollout["continuation"] for rollout in [*opened.json["rollouts"], *shown]] == ["off"] * 4
 
 
 async def test_terms_that_are_too_large_for_all_rollouts_are_413(proxy):
@@ -49,10 +53,10 @@ async def test_terms_that_are_too_large_for_all_rollouts_are_413(proxy):
     refused = await proxy.post("/groups", {"size": 64, "rollout": {"metadata": {"x": "y" * 2**17}}})
     accepted = await proxy.post("/groups", {"size": 4, "rollout": {"metadata": {"x": "y" * 2**17}}})
 
-    assert (413, "request_too_large") == (refused.status, refused.json["error"]["code"])
+    assert (refused.status, refused.json["error"]["code"]) == (413, "request_too_large")
     assert "64 rollouts" in refused.json["error"]["message"]
-    assert 201 == accepted.status
-    assert 4 == len((await proxy.get("/rollouts")).json["rollouts"])
+    assert accepted.status == 201
+    assert len((await proxy.get("/rollouts")).json["rollouts"]) == 4
 
 
 async def test_opening_a_group_is_idempotent(proxy):
@@ -60,10 +64,10 @@ async def test_opening_a_group_is_idempotent(proxy):
     first, *others = await asyncio.gather(*(proxy.post("/groups", OPENING) for _ in range(5)))
     other = await proxy.post("/groups", {**OPENING, "size": 2})
 
-    assert [200, 200, 200, 200, 201] == sorted([first.status, *(repeated.status for repeated in others)])
+    assert sorted([first.status, *(repeated.status for repeated in others)]) == [200, 200, 200, 200, 201]
     assert all(repeated.json == first.json for repeated in others)
-    assert (409, "group_id") == (other.status, other.json["error"]["param"])
-    assert 3 == len((await proxy.get("/rollouts")).json["rollouts"])
+    assert (other.status, other.json["error"]["param"]) == (409, "group_id")
+    assert len((await proxy.get("/rollouts")).json["rollouts"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -81,11 +85,11 @@ async def test_opening_a_group_is_idempotent(proxy):
 async def test_an_invalid_group_is_422_and_nothing_is_opened(proxy, body):
     response = await proxy.post("/groups", body)
 
-    assert 422 == response.status
-    assert ([], []) == (
+    assert response.status == 422
+    assert (
         (await proxy.get("/groups")).json["groups"],
         (await proxy.get("/rollouts")).json["rollouts"],
-    )
+    ) == ([], [])
 
 
 async def test_a_group_is_complete_when_all_its_rollouts_are_finished(proxy):
@@ -97,8 +101,8 @@ async def test_a_group_is_complete_when_all_its_rollouts_are_finished(proxy):
         await proxy.post(f"/rollouts/{member}/finish", {"status": status})
     group = (await proxy.get("/groups/g")).json
 
-    assert ["open"] * 3 == statuses
-    assert ("complete", 3) == (group["status"], group["finished"])
+    assert statuses == ["open"] * 3
+    assert (group["status"], group["finished"]) == ("complete", 3)
     assert group["complete_ms"] >= group["created_ms"]
 
 
@@ -107,7 +111,7 @@ async def test_concurrent_finishes_complete_a_group_once(proxy):
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members * 2))
     claimed = await proxy.claim(groups=5)
 
-    assert ["g"] == names_in(claimed)
+    assert names_in(claimed) == ["g"]
     assert (
         'tokentape_group_events_total{event="complete",policy="default"} 1.0'
         in (await proxy.get("/metrics")).text.decode()
@@ -126,10 +130,10 @@ async def test_a_group_created_by_calls_has_no_size_and_is_never_complete(proxy)
     group = (await proxy.get("/groups/g")).json
     rows = (await proxy.get("/groups/g/export")).json
 
-    assert (None, "open", ["r1", "r2", "r3"]) == (
+    assert (
         group["size"], group["status"], [rollout["rollout_id"] for rollout in group["rollouts"]]
-    )  # fmt: skip
-    assert ["r1", "r2"] == [row["rollout_id"] for row in rows]
+    ) == (None, "open", ["r1", "r2", "r3"])  # fmt: skip
+    assert [row["rollout_id"] for row in rows] == ["r1", "r2"]
 
 
 async def test_a_rollout_cannot_join_a_group_that_was_opened_with_its_rollouts(proxy):
@@ -140,8 +144,8 @@ async def test_a_rollout_cannot_join_a_group_that_was_opened_with_its_rollouts(p
     )
     opening = await proxy.post("/rollouts", {"rollout_id": "y", "group_id": "g"})
 
-    assert (409, 409) == (call.status, opening.status)
-    assert [404, 404] == [(await proxy.get(f"/rollouts/{name}")).status for name in "xy"]
+    assert (call.status, opening.status) == (409, 409)
+    assert [(await proxy.get(f"/rollouts/{name}")).status for name in "xy"] == [404, 404]
 
 
 async def test_groups_are_listed_newest_first_in_pages_and_filtered_by_status(proxy):
@@ -152,11 +156,13 @@ async def test_groups_are_listed_newest_first_in_pages_and_filtered_by_status(pr
     following = (await proxy.get(f"/groups?limit=2&cursor={listed['cursor']}")).json
     complete = (await proxy.get("/groups?status=complete")).json
 
-    assert ["g3", "g2", "g1"] == [group["group_id"] for group in [*listed["groups"], *following["groups"]]]
+    assert [group["group_id"] for group in [*listed["groups"], *following["groups"]]] == ["g3", "g2", "g1"]
     assert following["cursor"] is None
-    assert ["g3", "g1"] == names_in(complete)
-    assert [400, 400, 400] == [
-        (await proxy.get(f"/groups?{query}")).status for query in ("status=closed", "cursor=x", "groupid=1")
+    assert names_in(complete) == ["g3", "g1"]
+    assert [(await proxy.get(f"/groups?{query}")).status for query in ("status=closed", "cursor=x", "groupid=1")] == [
+        400,
+        400,
+        400,
     ]
 
 
@@ -179,9 +185,9 @@ async def test_deleting_a_group_deletes_its_rollouts(proxy):
     members = await proxy.group("g", 1, 1)
     deleted = [(await proxy.delete("/groups/g")).status for _ in range(2)]
 
-    assert [204, 204] == deleted
-    assert 404 == (await proxy.get("/groups/g")).status
-    assert [404, 404] == [(await proxy.get(f"/rollouts/{member}")).status for member in members]
+    assert deleted == [204, 204]
+    assert (await proxy.get("/groups/g")).status == 404
+    assert [(await proxy.get(f"/rollouts/{member}")).status for member in members] == [404, 404]
     assert None is (await proxy.claim())["batch_id"]
 
 
@@ -193,11 +199,11 @@ async def test_a_group_is_exported_as_the_formats_group_object(proxy):
     lines = (await proxy.get("/groups/g/export?container=ndjson")).text.splitlines()
     reported = (await proxy.get("/groups/g/export?report=true")).json
 
-    assert [1.0, 0.0] == [row["reward"] for row in rows]
-    assert (2, [1.0, 0.0]) == (len(scored["tokens"]), scored["scores"])
+    assert [row["reward"] for row in rows] == [1.0, 0.0]
+    assert (len(scored["tokens"]), scored["scores"]) == (2, [1.0, 0.0])
     assert [row["token_ids"] for row in rows] == scored["tokens"]
-    assert 2 == len(lines)
-    assert ([], None, rows) == (reported["report"]["skipped"], reported["report"]["why"], reported["group"])
+    assert len(lines) == 2
+    assert (reported["report"]["skipped"], reported["report"]["why"], reported["group"]) == ([], None, rows)
     assert members == [row["rollout_id"] for row in reported["report"]["rows"]]
 
 
@@ -224,7 +230,7 @@ async def test_equal_rewards_have_advantage_0(proxy):
     await proxy.group("g", 0.5, 0.5)
     rows = (await proxy.get("/groups/g/export?advantage=grpo")).json
 
-    assert [0.0, 0.0] == [row["advantages"] for row in rows]
+    assert [row["advantages"] for row in rows] == [0.0, 0.0]
 
 
 async def test_with_members_all_an_export_is_409_for_a_rollout_without_a_required_reward(proxy):
@@ -232,7 +238,7 @@ async def test_with_members_all_an_export_is_409_for_a_rollout_without_a_require
     _, unrewarded = await proxy.group("g", 1, None)
     response = await proxy.get("/groups/g/export?format=scored_data&advantage=grpo&members=all")
 
-    assert 409 == response.status
+    assert response.status == 409
     assert unrewarded in response.json["error"]["message"]
 
 
@@ -241,8 +247,8 @@ async def test_a_group_with_equal_rewards_or_too_few_rows_exports_no_rows_and_th
     few = await proxy.get("/groups/g/export?min_group=3")
     equal = await proxy.get("/groups/g/export?only_mixed=true&container=ndjson")
 
-    assert ([], True) == (few.json, "min_group is 3" in few.headers["X-Export-Skipped"])
-    assert (b"", True) == (equal.text, "have the same reward" in equal.headers["X-Export-Skipped"])
+    assert (few.json, "min_group is 3" in few.headers["X-Export-Skipped"]) == ([], True)
+    assert (equal.text, "have the same reward" in equal.headers["X-Export-Skipped"]) == (b"", True)
 
 
 async def test_an_invalid_condition_is_400_and_named(proxy):
@@ -257,12 +263,12 @@ async def test_an_estimated_advantage_is_400_for_a_single_rollout(proxy):
     await proxy.chat("r1")
     response = await proxy.get("/rollouts/r1/export?advantage=grpo")
 
-    assert 400 == response.status
+    assert response.status == 400
     assert "given, none" in response.json["error"]["message"]
 
 
 async def test_an_unknown_group_is_404(proxy):
-    assert [404, 404] == [(await proxy.get(f"/groups/none{rest}")).status for rest in ("", "/export")]
+    assert [(await proxy.get(f"/groups/none{rest}")).status for rest in ("", "/export")] == [404, 404]
 
 
 async def test_a_group_is_the_same_at_every_process(proxy, store):
@@ -271,12 +277,12 @@ async def test_a_group_is_the_same_at_every_process(proxy, store):
         async with proxy.http.post(
             f"{other.url}/rollouts/{members[0]}/finish", json={"status": "completed"}
         ) as response:
-            assert 200 == response.status
+            assert response.status == 200
         async with proxy.http.get(f"{other.url}/groups/g") as response:
             elsewhere = await response.json()
 
     assert (await proxy.get("/groups/g")).json == elsewhere
-    assert "complete" == elsewhere["status"]
+    assert elsewhere["status"] == "complete"
 
 
 async def test_a_list_has_totals_on_request(proxy, monkeypatch):
@@ -290,13 +296,13 @@ async def test_a_list_has_totals_on_request(proxy, monkeypatch):
     second, first = (await proxy.get("/groups?totals=true")).json["groups"]
     shown = (await proxy.get("/groups/first")).json["rollouts"]
 
-    assert (0.5, None) == (first["totals"]["reward"], second["totals"]["reward"])
+    assert (first["totals"]["reward"], second["totals"]["reward"]) == (0.5, None)
     for name in ("steps", "exact", "flagged", "error", "sampled_tokens"):
         assert sum(rollout[name] for rollout in shown) == first["totals"][name]
-    assert 2 == first["totals"]["steps"]
+    assert first["totals"]["steps"] == 2
     assert "totals" not in (await proxy.get("/groups")).json["groups"][0]
     monkeypatch.setattr(groups, "_MAX_ROLLOUTS", 3)
-    assert [2, None] == [
+    assert [
         None if group["totals"] is None else group["totals"]["steps"]
         for group in (await proxy.get("/groups?totals=true")).json["groups"]
-    ]
+    ] == [2, None]

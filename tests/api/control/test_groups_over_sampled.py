@@ -10,7 +10,7 @@ from tests.support.stored import stored_rollout, wait_for_steps
 
 async def over_sampled(proxy, size=2, over_sample=2, **fields):
     opened = await proxy.post("/groups", {"group_id": "g", "size": size, "over_sample": over_sample, **fields})
-    assert 201 == opened.status, opened.text
+    assert opened.status == 201, opened.text
     return [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
 
 
@@ -30,9 +30,9 @@ async def test_the_group_is_complete_once_its_size_has_rewards(proxy):
     await proxy.finish(members[2], reward=1)
     claimed = (await proxy.claim())["groups"][0]
 
-    assert "open" == before
+    assert before == "open"
     done, surplus = ("completed", None), ("aborted", "surplus")
-    assert [done, done, done, surplus] == await endings(proxy)
+    assert await endings(proxy) == [done, done, done, surplus]
     assert [members[0], members[2]] == claimed["rollouts"]
     assert {members[1], members[3]} == {entry["rollout_id"] for entry in claimed["skipped"]}
 
@@ -43,8 +43,8 @@ async def test_a_reward_after_the_finish_completes_the_group(proxy):
     before = await proxy.status("g")
     await proxy.patch(f"/rollouts/{members[0]}", {"reward": 1})
 
-    assert ["open", "complete"] == [before, await proxy.status("g")]
-    assert [("completed", None), ("aborted", "surplus")] == await endings(proxy)
+    assert [before, await proxy.status("g")] == ["open", "complete"]
+    assert await endings(proxy) == [("completed", None), ("aborted", "surplus")]
 
 
 async def test_of_more_rewarded_rollouts_those_count_that_were_finished_first(proxy):
@@ -63,7 +63,7 @@ async def test_of_more_rewarded_rollouts_those_count_that_were_finished_first(pr
     await proxy.release(first)
 
     assert {member for _, member in rewarded[:2]} == set(first["groups"][0]["rollouts"])
-    assert 409 == late.status
+    assert late.status == 409
     assert first["groups"][0]["rows"] == (await proxy.claim())["groups"][0]["rows"]
 
 
@@ -74,8 +74,8 @@ async def test_a_group_with_too_few_rewards_is_complete_when_all_are_finished(pr
     before = await proxy.status("g")
     await proxy.finish(members[2], status="failed")
 
-    assert ["open", "complete"] == [before, await proxy.status("g")]
-    assert [None] * 3 == [reason for _, reason in await endings(proxy)]
+    assert [before, await proxy.status("g")] == ["open", "complete"]
+    assert [reason for _, reason in await endings(proxy)] == [None] * 3
 
 
 async def test_the_replacement_of_a_failed_rollout_is_surplus_too(proxy):
@@ -86,7 +86,7 @@ async def test_the_replacement_of_a_failed_rollout_is_surplus_too(proxy):
         proxy.patch(f"/rollouts/{members[0]}", {"reward": 1}), proxy.finish(members[1], status="failed")
     )
 
-    assert "complete" == await proxy.status("g")
+    assert await proxy.status("g") == "complete"
     assert {None, "surplus"} >= {reason for _, reason in await endings(proxy)}
 
 
@@ -94,8 +94,8 @@ async def test_a_crash_after_the_last_finish_is_repaired_when_the_group_is_read(
     members = await over_sampled(proxy, 1, 2)
     await store.update_if(members[0], {"status": b'"completed"', "reward": b"1.0"}, expect={}, now_ms=1)
 
-    assert "complete" == await proxy.status("g")
-    assert [("completed", None), *[("aborted", "surplus")] * 2] == await endings(proxy)
+    assert await proxy.status("g") == "complete"
+    assert await endings(proxy) == [("completed", None), *[("aborted", "surplus")] * 2]
 
 
 async def test_a_call_of_a_surplus_rollout_is_cut_at_the_engine(store, http):
@@ -113,8 +113,8 @@ async def test_a_call_of_a_surplus_rollout_is_cut_at_the_engine(store, http):
             (step,) = await wait_for_steps(store, members[1])
             await asyncio.wait([calling])
 
-    assert ("partial", "its group is complete without it") == (step.status, step.reason)
-    assert "surplus" == (await stored_rollout(store, members[1])).reason
+    assert (step.status, step.reason) == ("partial", "its group is complete without it")
+    assert (await stored_rollout(store, members[1])).reason == "surplus"
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ async def test_invalid_sizes_are_422(proxy, fields):
     """Nothing is opened."""
     response = await proxy.post("/groups", {"group_id": "g", "size": 2, **fields})
 
-    assert 422 == response.status
-    assert 404 == (await proxy.get("/groups/g")).status
+    assert response.status == 422
+    assert (await proxy.get("/groups/g")).status == 404

@@ -15,7 +15,7 @@ from proxy.server.listener import running
 
 async def opened(proxy, size=1, **fields):
     response = await proxy.post("/groups", {"group_id": "g", "size": size, "replace": True, **fields})
-    assert 201 == response.status, response.text
+    assert response.status == 201, response.text
     return [rollout["rollout_id"] for rollout in response.json["rollouts"]]
 
 
@@ -33,12 +33,12 @@ async def test_a_rollout_that_fails_is_replaced(proxy, status):
     await proxy.finish(replacement["rollout_id"], reward=1)
     claimed = (await proxy.claim())["groups"][0]
 
-    assert "open" == before
-    assert 200 == call.status
-    assert {"task": 7} == replacement["metadata"]
-    assert 9 == replacement["limits"]["max_steps"]
+    assert before == "open"
+    assert call.status == 200
+    assert replacement["metadata"] == {"task": 7}
+    assert replacement["limits"]["max_steps"] == 9
     assert [replacement["rollout_id"]] == claimed["rollouts"]
-    assert [member] == [entry["rollout_id"] for entry in claimed["skipped"]]
+    assert [entry["rollout_id"] for entry in claimed["skipped"]] == [member]
 
 
 async def test_completed_and_truncated_rollouts_are_not_replaced(proxy):
@@ -49,7 +49,7 @@ async def test_completed_and_truncated_rollouts_are_not_replaced(proxy):
     ]
 
     assert not any("replaced_by" in response for response in responses)
-    assert "complete" == await proxy.status("g")
+    assert await proxy.status("g") == "complete"
 
 
 async def test_a_member_is_replaced_up_to_its_bound(proxy):
@@ -58,8 +58,8 @@ async def test_a_member_is_replaced_up_to_its_bound(proxy):
     while (response := (await proxy.finish(names[-1], status="failed")).json).get("replaced_by"):
         names.append(response["replaced_by"]["rollout_id"])
 
-    assert [member, f"{member}~1", f"{member}~2"] == names
-    assert "complete" == await proxy.status("g")
+    assert names == [member, f"{member}~1", f"{member}~2"]
+    assert await proxy.status("g") == "complete"
 
 
 async def test_repeated_and_concurrent_finishes_replace_a_rollout_once(proxy, store, http):
@@ -69,10 +69,11 @@ async def test_repeated_and_concurrent_finishes_replace_a_rollout_once(proxy, st
         clients = [proxy, Session(http, other.url)] * 4
         responses = await asyncio.gather(*(client.finish(member, status="failed") for client in clients))
 
-    assert {200} == {response.status for response in responses}
-    assert {f"{member}~1"} == {response.json["replaced_by"]["rollout_id"] for response in responses}
-    assert [member, f"{member}~1"] == [
-        rollout["rollout_id"] for rollout in (await proxy.get("/groups/g")).json["rollouts"]
+    assert {response.status for response in responses} == {200}
+    assert {response.json["replaced_by"]["rollout_id"] for response in responses} == {f"{member}~1"}
+    assert [rollout["rollout_id"] for rollout in (await proxy.get("/groups/g")).json["rollouts"]] == [
+        member,
+        f"{member}~1",
     ]
 
 
@@ -83,8 +84,10 @@ async def test_a_rollout_that_is_finished_by_its_deadline_is_replaced(proxy):
         while not (shown := (await proxy.get("/groups/g")).json["rollouts"])[0].get("replaced_by"):
             await asyncio.sleep(0.05)
 
-    assert ("aborted", "deadline", f"{member}~1") == tuple(
-        shown[0][name] for name in ("status", "reason", "replaced_by")
+    assert tuple(shown[0][name] for name in ("status", "reason", "replaced_by")) == (
+        "aborted",
+        "deadline",
+        f"{member}~1",
     )
     assert {"base_url", "api_key"} <= shown[1].keys()
     assert not {"base_url", "api_key"} & shown[0].keys()
@@ -101,18 +104,18 @@ async def test_all_attempts_at_a_rollout_have_one_deadline(proxy):
         left.append((replacement["deadline_s"], round(last - first, 1)))
 
     assert 1000 > left[0][0] > left[1][0] > 900
-    assert [0, 0] == [difference for _, difference in left]
+    assert [difference for _, difference in left] == [0, 0]
 
 
 async def test_a_rollout_without_time_left_is_not_replaced(proxy):
     """Its group completes at its deadline, however many attempts it may have."""
     (member,) = await opened(proxy, deadline_s=0.05, replace=100)
     async with asyncio.timeout(50):
-        while "open" == await proxy.status("g"):
+        while await proxy.status("g") == "open":
             await asyncio.sleep(0.05)
     (shown,) = (await proxy.get("/groups/g")).json["rollouts"]
 
-    assert (member, "aborted", "deadline") == tuple(shown[name] for name in ("rollout_id", "status", "reason"))
+    assert tuple(shown[name] for name in ("rollout_id", "status", "reason")) == (member, "aborted", "deadline")
 
 
 async def test_a_crash_before_the_replacement_is_part_of_the_group_is_repaired(proxy, store):
@@ -122,8 +125,8 @@ async def test_a_crash_before_the_replacement_is_part_of_the_group_is_repaired(p
     await store.open(f"{member}~1", {"group_id": b'"g"'}, now_ms=1)
 
     shown = (await proxy.get("/groups/g")).json
-    assert "open" == shown["status"]
-    assert [f"{member}~1", None] == [rollout.get("replaced_by") for rollout in shown["rollouts"]]
+    assert shown["status"] == "open"
+    assert [rollout.get("replaced_by") for rollout in shown["rollouts"]] == [f"{member}~1", None]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6))

@@ -28,10 +28,10 @@ async def test_the_new_rollout_repeats_the_one_that_failed_and_continues(proxy, 
     await proxy.finish(name, reward=1)
     (claimed,) = (await proxy.claim())["groups"]
 
-    assert f"{member}~1" == name
+    assert name == f"{member}~1"
     assert steps == again[:2]
-    assert [member, member, name] == await inherited(store, name)
-    assert [name] == claimed["rollouts"]
+    assert await inherited(store, name) == [member, member, name]
+    assert claimed["rollouts"] == [name]
 
 
 async def test_a_third_attempt_repeats_both(proxy, store):
@@ -42,7 +42,7 @@ async def test_a_third_attempt_repeats_both(proxy, store):
     third = await failed(proxy, second)
     await proxy.turns(third, 3)
 
-    assert [member, second, third] == await inherited(store, third)
+    assert await inherited(store, third) == [member, second, third]
     assert "replaced_by" not in (await proxy.finish(third, status="failed")).json
 
 
@@ -52,7 +52,7 @@ async def test_a_rollout_without_steps_is_opened_again_without_a_tape(proxy, sto
     await proxy.turns(name, 1)
 
     assert (await stored_rollout(store, name)).playback is None
-    assert [name] == await inherited(store, name)
+    assert await inherited(store, name) == [name]
 
 
 async def test_another_prompt_than_that_of_the_failed_rollout_is_sampled(proxy, store):
@@ -61,7 +61,7 @@ async def test_another_prompt_than_that_of_the_failed_rollout_is_sampled(proxy, 
     name = await failed(proxy, member)
     await proxy.chat(name, {"role": "user", "content": "another prompt"})
 
-    assert [name] == await inherited(store, name)
+    assert await inherited(store, name) == [name]
 
 
 async def test_texts_that_are_ignored_are_terms_of_the_replacement(proxy, store):
@@ -75,8 +75,8 @@ async def test_texts_that_are_ignored_are_terms_of_the_replacement(proxy, store)
     name = await failed(proxy, member)
     await proxy.chat(name, {"role": "user", "content": "at 12:00: hi"})
 
-    assert {"at *: ", "by *: "} == set((await stored_rollout(store, name)).playback.ignore)
-    assert [member] == await inherited(store, name)
+    assert set((await stored_rollout(store, name)).playback.ignore) == {"at *: ", "by *: "}
+    assert await inherited(store, name) == [member]
 
 
 async def test_a_branch_that_failed_after_its_branch_step_is_repeated_with_its_own_steps(proxy, store):
@@ -90,7 +90,7 @@ async def test_a_branch_that_failed_after_its_branch_step_is_repeated_with_its_o
     await proxy.finish(name, reward=0.5)
     (value,) = (await proxy.get("/rollouts/r1/values")).json["values"]
 
-    assert ["r1", member, name] == await inherited(store, name)
+    assert await inherited(store, name) == ["r1", member, name]
     assert (steps[1], 0.5, 1) == tuple(value[key] for key in ("step_id", "value", "count"))
 
 
@@ -106,11 +106,11 @@ async def test_a_branch_that_failed_before_its_branch_step_is_opened_again_as_it
     rollout, before = await stored_rollout(store, name), await stored_rollout(store, member)
 
     assert (before.playback, {"x": 1}) == (rollout.playback, rollout.metadata)
-    assert ["r1", "r1", name] == await inherited(store, name)
+    assert await inherited(store, name) == ["r1", "r1", name]
 
 
 @pytest.mark.parametrize(
     "replace", [{"playback": 1}, {"attempts": 101}, {"attempts": -1}, {"presets": ["unknown"]}, {"of": "r1"}, "true"]
 )
 async def test_an_invalid_replacement_is_422(proxy, replace):
-    assert 422 == (await proxy.post("/groups", {"size": 1, "replace": replace})).status
+    assert (await proxy.post("/groups", {"size": 1, "replace": replace})).status == 422

@@ -14,7 +14,7 @@ async def done(proxy, name="g", **fields):
     """Record a group that is acknowledged; return its rollouts."""
     members = await proxy.group(name, 1, 0)
     batch = await proxy.claim(**fields)
-    assert 200 == (await proxy.ack(batch)).status
+    assert (await proxy.ack(batch)).status == 200
     return members
 
 
@@ -46,7 +46,7 @@ async def test_a_group_that_is_done_is_delivered_again_and_flagged(proxy):
     metrics = (await proxy.get("/metrics")).text.decode()
 
     assert [(200, "complete", 409, [1.0, 0.0], count, count) for count in (1, 2)] == seen
-    assert ("done", 2, 2) == tuple(shown[name] for name in ("status", "requeued", "acked"))
+    assert tuple(shown[name] for name in ("status", "requeued", "acked")) == ("done", 2, 2)
     assert 'tokentape_group_events_total{event="requeued",policy="default"} 2.0' in metrics
 
 
@@ -60,17 +60,17 @@ async def test_a_group_that_was_never_requeued_has_no_flag(proxy):
 async def test_a_dropped_group_is_claimed_after_a_requeue(proxy):
     """It was never acknowledged; its reason is gone. Without its rewards, claims wait for them again."""
     members = await proxy.group("g", None, None)
-    assert {"no_reward": 1} == (await proxy.claim(format="slime", reward_s=0))["reasons"]["dropped"]
+    assert (await proxy.claim(format="slime", reward_s=0))["reasons"]["dropped"] == {"no_reward": 1}
     requeued = (await requeue(proxy)).json
     pending = await proxy.claim(format="slime")
     for member in members:
         await proxy.patch(f"/rollouts/{member}", {"reward": 1})
     (group,) = (await proxy.claim(format="slime"))["groups"]
 
-    assert ("complete", 1, 0) == tuple(requeued[name] for name in ("status", "requeued", "acked"))
+    assert tuple(requeued[name] for name in ("status", "requeued", "acked")) == ("complete", 1, 0)
     assert not {"why", "code"} & requeued.keys()
-    assert {"reward_pending": 1} == pending["reasons"]["refused"]
-    assert (members, 1, 0) == (group["rollouts"], group["requeued"], group["acked"])
+    assert pending["reasons"]["refused"] == {"reward_pending": 1}
+    assert (group["rollouts"], group["requeued"], group["acked"]) == (members, 1, 0)
 
 
 async def test_a_stale_group_is_claimed_with_the_max_staleness_of_its_requeue(proxy):
@@ -80,14 +80,14 @@ async def test_a_stale_group_is_claimed_with_the_max_staleness_of_its_requeue(pr
     await proxy.put("/policy", {"version": 6})
     stale = [await proxy.claim(max_staleness=1)]
     for limit in (None, 4):
-        assert 200 == (await requeue(proxy, max_staleness=limit)).status
+        assert (await requeue(proxy, max_staleness=limit)).status == 200
         stale.append(await proxy.claim(max_staleness=1))
     await requeue(proxy, max_staleness=5)
     claimed = await proxy.claim(max_staleness=1)
 
-    assert [{"stale": 1}] * 3 == [claim["reasons"]["dropped"] for claim in stale]
+    assert [claim["reasons"]["dropped"] for claim in stale] == [{"stale": 1}] * 3
     assert "5 policy versions behind; max_staleness is 4" in stale[2]["dropped"][0]["why"]
-    assert ["g"] == names_in(claimed)
+    assert names_in(claimed) == ["g"]
 
 
 async def test_a_group_in_the_queue_is_unchanged(proxy):
@@ -98,10 +98,10 @@ async def test_a_group_in_the_queue_is_unchanged(proxy):
     again = [await requeue(proxy, max_staleness=3) for _ in range(3)]
     other = await requeue(proxy, max_staleness=4)
 
-    assert (200, False, 409) == (first.status, "requeued" in first.json, limited.status)
-    assert [(200, 1)] * 3 == [(response.status, response.json["requeued"]) for response in again]
-    assert (409, "max_staleness") == (other.status, other.json["error"]["param"])
-    assert 1 == len((await proxy.claim(groups=9))["groups"])
+    assert (first.status, "requeued" in first.json, limited.status) == (200, False, 409)
+    assert [(response.status, response.json["requeued"]) for response in again] == [(200, 1)] * 3
+    assert (other.status, other.json["error"]["param"]) == (409, "max_staleness")
+    assert len((await proxy.claim(groups=9))["groups"]) == 1
 
 
 async def test_a_group_that_is_open_or_claimed_is_409_and_an_unknown_one_404(proxy):
@@ -111,10 +111,10 @@ async def test_a_group_that_is_open_or_claimed_is_409_and_an_unknown_one_404(pro
     responses = [await requeue(proxy, name) for name in ("open", "g", "unknown")]
     await proxy.release(batch)
 
-    assert [409, 409, 404] == [response.status for response in responses]
+    assert [response.status for response in responses] == [409, 409, 404]
     assert "is open" in responses[0].json["error"]["message"]
     assert f"claimed by 'trainer' in batch '{batch['batch_id']}'" in responses[1].json["error"]["message"]
-    assert 200 == (await requeue(proxy)).status
+    assert (await requeue(proxy)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ async def test_a_group_that_is_open_or_claimed_is_409_and_an_unknown_one_404(pro
 async def test_an_invalid_body_is_422_and_requeues_nothing(proxy, body):
     await done(proxy)
 
-    assert 422 == (await requeue(proxy, **body)).status
-    assert "done" == await proxy.status("g")
+    assert (await requeue(proxy, **body)).status == 422
+    assert await proxy.status("g") == "done"
 
 
 async def test_concurrent_requeues_by_several_processes_queue_a_group_once(proxy, store, http):
@@ -135,8 +135,8 @@ async def test_concurrent_requeues_by_several_processes_queue_a_group_once(proxy
         responses = await asyncio.gather(*(requeue(client) for client in clients * 4))
         claims = await asyncio.gather(*(client.claim(groups=9) for client in clients))
 
-    assert {(200, 1)} == {(response.status, response.json["requeued"]) for response in responses}
-    assert 1 == sum(len(claimed["groups"]) for claimed in claims)
+    assert {(response.status, response.json["requeued"]) for response in responses} == {(200, 1)}
+    assert sum(len(claimed["groups"]) for claimed in claims) == 1
 
 
 async def test_requeues_claims_and_acknowledgements_at_the_same_time_deliver_each_requeue_once(proxy, store, http):
@@ -176,13 +176,13 @@ async def test_a_group_is_requeued_for_one_of_several_policies(store, http):
         empty = await requeue(proxy, policy="idle")
         response = await requeue(proxy, policy="planner")
 
-    assert [422, 404, 409] == [missing.status, unknown.status, empty.status]
+    assert [missing.status, unknown.status, empty.status] == [422, 404, 409]
     shown = response.json["policies"]
-    assert ("complete", 1, "done") == (
+    assert (
         shown["planner"]["status"],
         shown["planner"]["requeued"],
         shown["coder"]["status"],
-    )
+    ) == ("complete", 1, "done")
     assert "requeued" not in shown["coder"]
 
 
@@ -196,4 +196,4 @@ async def test_a_group_that_is_deleted_meanwhile_is_404(proxy, store, monkeypatc
 
     monkeypatch.setattr(store.queue, "enqueue", deleted_before)
 
-    assert 404 == (await requeue(proxy)).status
+    assert (await requeue(proxy)).status == 404

@@ -14,7 +14,7 @@ async def opened(proxy, name: str, rewards: list[float | None], version: int) ->
     group = (await proxy.post("/groups", {"group_id": name, "size": len(rewards)})).json
     for rollout, reward in zip(group["rollouts"], rewards, strict=True):
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
-        assert 200 == (await proxy.post(f"/rollouts/{rollout['rollout_id']}/v1/chat/completions", body)).status
+        assert (await proxy.post(f"/rollouts/{rollout['rollout_id']}/v1/chat/completions", body)).status == 200
         await proxy.post(f"/rollouts/{rollout['rollout_id']}/finish", {"status": "completed", "reward": reward})
 
 
@@ -27,13 +27,13 @@ async def test_each_group_has_what_it_earned(proxy):
     waiting, equal, mixed = found["groups"]
     fields = ("group_id", "status", "rewards", "reward", "spread", "equal", "advantages", "version", "staleness")
 
-    assert ["mixed", "complete", 2, 0.5, 0.5, False, [-1, 1], "3", 2] == [mixed[name] for name in fields]
-    assert ["equal", "complete", 2, 0.5, 0, True, [0, 0], "5", 0] == [equal[name] for name in fields]
-    assert ["waiting", "open", 0, None, None, None, None, None, None] == [waiting[name] for name in fields]
+    assert [mixed[name] for name in fields] == ["mixed", "complete", 2, 0.5, 0.5, False, [-1, 1], "3", 2]
+    assert [equal[name] for name in fields] == ["equal", "complete", 2, 0.5, 0, True, [0, 0], "5", 0]
+    assert [waiting[name] for name in fields] == ["waiting", "open", 0, None, None, None, None, None, None]
     assert mixed["tokens"] > 0 == waiting["tokens"]
-    assert ("default", "5", 0.5) == (found["policy"], found["version"], found["equal"])
-    assert {"open": 1, "complete": 2} == found["statuses"]
-    assert ({"groups": 3, "rollouts": 6}, False) == (found["covered"], found["older"])
+    assert (found["policy"], found["version"], found["equal"]) == ("default", "5", 0.5)
+    assert found["statuses"] == {"open": 1, "complete": 2}
+    assert (found["covered"], found["older"]) == ({"groups": 3, "rollouts": 6}, False)
 
 
 async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, monkeypatch):
@@ -41,10 +41,10 @@ async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, 
     for number in range(5):
         await proxy.post("/groups", {"group_id": f"g{number}", "size": 2})
     found = (await proxy.get("/training?limit=3")).json
-    assert (["g4", "g3", "g2"], True) == (names_in(found), found["older"])
+    assert (names_in(found), found["older"]) == (["g4", "g3", "g2"], True)
     monkeypatch.setattr(groups, "_MAX_ROLLOUTS", 5)
     found = (await proxy.get("/training")).json
-    assert ({"groups": 2, "rollouts": 4}, True) == (found["covered"], found["older"])
+    assert (found["covered"], found["older"]) == ({"groups": 2, "rollouts": 4}, True)
 
 
 async def test_refused_groups_are_counted_by_reason(proxy):
@@ -53,13 +53,13 @@ async def test_refused_groups_are_counted_by_reason(proxy):
     for _ in range(2):
         await proxy.claim(members="all", format="scored_data")
 
-    assert {"no_reward": 2} == (await proxy.get("/training")).json["refused"]
+    assert (await proxy.get("/training")).json["refused"] == {"no_reward": 2}
 
 
 async def test_interrupted_calls_are_counted_by_result_with_their_tokens_and_waits(proxy, monkeypatch):
     """Of all engines; zeros are omitted."""
     found = (await proxy.get("/training")).json["interrupted"]
-    assert {"calls": {}, "reasons": {}, "tokens": {}, "waits": 0, "waited_s": 0} == found
+    assert found == {"calls": {}, "reasons": {}, "tokens": {}, "waits": 0, "waited_s": 0}
     lines = (
         b'tokentape_resumed_calls_total{engine="a",reason="none",result="resumed"} 3.0\n'
         b'tokentape_resumed_calls_total{engine="b",reason="none",result="resumed"} 4.0\n'
@@ -75,7 +75,7 @@ async def test_interrupted_calls_are_counted_by_result_with_their_tokens_and_wai
     monkeypatch.setattr(WorkerMetrics, "exposition", exposition)
     calls = {"resumed": 7, "ended": 1}
     expected = {"calls": calls, "reasons": {"parser": 1}, "tokens": {"kept": 90}, "waits": 7, "waited_s": 4.5}
-    assert expected == (await proxy.get("/training")).json["interrupted"]
+    assert (await proxy.get("/training")).json["interrupted"] == expected
 
 
 @pytest.mark.parametrize(

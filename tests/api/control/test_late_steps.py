@@ -76,13 +76,13 @@ async def test_a_late_step_is_stored_flagged_and_excluded_from_exact_exports(pro
     async with proxy.http.get(proxy.url + "/rollouts/r1/export?format=sequences&container=json") as response:
         skipped = response.headers["X-Export-Skipped"]
 
-    assert 200 == status
-    assert [False, True] == [step["late"] for step in steps]
-    assert [False, True] == [node["late"] for node in tree["nodes"]]
-    assert (2, 1) == (counts["steps"], counts["late"])
-    assert 1 == len(before)
+    assert status == 200
+    assert [step["late"] for step in steps] == [False, True]
+    assert [node["late"] for node in tree["nodes"]] == [False, True]
+    assert (counts["steps"], counts["late"]) == (2, 1)
+    assert len(before) == 1
     assert before == await proxy.export("/rollouts/r1")
-    assert [None, ["late"]] == [row.get("problems") for row in flagged]
+    assert [row.get("problems") for row in flagged] == [None, ["late"]]
     assert "tokentape_late_steps_total 1.0" in metrics
     assert "ended after the rollout was finished" in skipped
 
@@ -100,14 +100,14 @@ async def test_a_claim_has_the_numbers_of_late_steps(proxy, engine, store):
     await wait_for_steps(store, names[0], 2)
     batch = await proxy.call("POST", "/batches/claim", {"consumer": "trainer", "format": "sequences"})
     engine.hold.set()
-    assert 200 == await calls[1]
+    assert await calls[1] == 200
     await wait_for_steps(store, names[0], 3)
     (group,) = batch["groups"]
 
     assert {names[0]: 1} == group["late"]
-    assert 2 == len(group["data"])
-    assert 2 == (await stored_rollout(store, names[0])).counts["late"]
-    assert 2 == len(await proxy.export("/groups/g1"))
+    assert len(group["data"]) == 2
+    assert (await stored_rollout(store, names[0])).counts["late"] == 2
+    assert len(await proxy.export("/groups/g1")) == 2
 
 
 async def test_with_concurrent_finishes_claims_and_calls_an_export_equals_the_claim(proxy, engine, store):
@@ -139,11 +139,11 @@ async def test_with_concurrent_finishes_claims_and_calls_an_export_equals_the_cl
         (group,) = (await claiming)["groups"]
         for _ in calls:
             permits.release()
-        assert {200} == set(await asyncio.gather(*calls))
+        assert set(await asyncio.gather(*calls)) == {200}
         rows = await proxy.export(f"/groups/g{round_}", "exact&min_group=1")
 
         assert [row["spans"] for row in group["data"]] == [row["spans"] for row in rows]
-        assert 8 == len(await proxy.export(f"/groups/g{round_}", "flagged"))
+        assert len(await proxy.export(f"/groups/g{round_}", "flagged")) == 8
 
 
 async def wait_until(condition):

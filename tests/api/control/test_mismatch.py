@@ -49,7 +49,7 @@ async def send(proxy, batch, body):
 async def test_spans_of_claimed_rows_have_their_engine(batch):
     (span,) = rows_of(batch)[0]["spans"]
 
-    assert ("vllm", "raw_logprobs") == (span["engine"], span["logprobs_mode"])
+    assert (span["engine"], span["logprobs_mode"]) == ("vllm", "raw_logprobs")
     assert span["endpoint"]
 
 
@@ -65,12 +65,12 @@ async def test_parts_count_once_and_add_up_in_any_order(proxy, store, batch):
     again = await send(proxy, batch, parts[2])
     shown = await proxy.get(f"/batches/{batch['batch_id']}/mismatch")
 
-    assert [True] * 4 == counted
-    assert (200, False) == (again.status, again.json["counted"])
-    assert 4 == len(shown.json["parts"])
+    assert counted == [True] * 4
+    assert (again.status, again.json["counted"]) == (200, False)
+    assert len(shown.json["parts"]) == 4
     tokens = sum(sum(row["mask"]) for row in rows_of(batch))
     assert tokens == shown.json["tokens"] == again.json["tokens"] == shown.json["cells"]["lag"]["0"]["tokens"]
-    assert ["too_few"] == [verdict["verdict"] for verdict in shown.json["verdicts"]]
+    assert [verdict["verdict"] for verdict in shown.json["verdicts"]] == ["too_few"]
     assert 0 < shown.json["cells"]["all"]["all"]["abs_mean"] < 0.02
 
 
@@ -96,15 +96,15 @@ async def test_a_part_that_overlaps_another_is_409_and_not_counted(proxy, batch)
     wider = await send(proxy, batch, body_of(batch, rows[1:]))
     rest = await send(proxy, batch, body_of(batch, rows[2:]))
 
-    assert [409, 409, 200] == [other_rank.status, wider.status, rest.status]
-    assert [{"rank": 0, "rows": 2}, {"rank": 0, "rows": 2}] == rest.json["parts"]
+    assert [other_rank.status, wider.status, rest.status] == [409, 409, 200]
+    assert rest.json["parts"] == [{"rank": 0, "rows": 2}, {"rank": 0, "rows": 2}]
 
 
 @pytest.mark.parametrize("version", ["4", "x"])
 async def test_a_version_that_was_not_announced_is_422(proxy, batch, version):
     refused = await send(proxy, batch, body_of(batch, rows_of(batch), version=version))
 
-    assert (422, "policy_version") == (refused.status, refused.json["error"]["param"])
+    assert (refused.status, refused.json["error"]["param"]) == (422, "policy_version")
 
 
 async def test_a_version_that_tokens_have_is_taken(proxy):
@@ -117,7 +117,7 @@ async def test_a_version_that_tokens_have_is_taken(proxy):
         await send(proxy, batch, body_of(batch, rows_of(batch), version=version)) for version in ("blue", "red")
     ]
 
-    assert (200, 422) == (taken.status, refused.status)
+    assert (taken.status, refused.status) == (200, 422)
 
 
 async def test_an_earlier_version_is_taken_and_all_parts_have_one(proxy, batch):
@@ -125,21 +125,21 @@ async def test_an_earlier_version_is_taken_and_all_parts_have_one(proxy, batch):
     first = await send(proxy, batch, body_of(batch, rows[:1], version="2"))
     second = await send(proxy, batch, body_of(batch, rows[1:], version="3"))
 
-    assert (200, 422) == (first.status, second.status)
+    assert (first.status, second.status) == (200, 422)
 
 
 async def test_an_unknown_batch_is_422_and_one_without_parts_404(proxy, batch):
     unknown = await send(proxy, {"batch_id": "none"}, body_of(batch, rows_of(batch)))
     unread = await proxy.get(f"/batches/{batch['batch_id']}/mismatch")
 
-    assert (422, 404) == (unknown.status, unread.status)
+    assert (unknown.status, unread.status) == (422, 404)
 
 
 async def test_rows_that_are_not_of_the_batch_are_422(proxy, batch):
     body = body_of(batch, rows_of(batch))
     refused = await send(proxy, batch, body | {"rows": {"other": [0, 1, 2, 3]}})
 
-    assert (422, "rows") == (refused.status, refused.json["error"]["param"])
+    assert (refused.status, refused.json["error"]["param"]) == (422, "rows")
 
 
 async def test_sums_that_contradict_each_other_or_are_incomplete_are_422(proxy, batch):
@@ -149,7 +149,7 @@ async def test_sums_that_contradict_each_other_or_are_incomplete_are_422(proxy, 
     del incomplete["sums"]["uncertain"][0]
     refused = [await send(proxy, batch, each) for each in (contradicting, incomplete)]
 
-    assert [(422, "sums")] * 2 == [(response.status, response.json["error"]["param"]) for response in refused]
+    assert [(response.status, response.json["error"]["param"]) for response in refused] == [(422, "sums")] * 2
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ async def test_hostile_bodies_are_refused_and_count_nothing(proxy, batch, change
 
     assert status == refused.status
     assert refused.json["error"]["message"]
-    assert 404 == (await proxy.get(path)).status
+    assert (await proxy.get(path)).status == 404
 
 
 async def test_a_report_requires_the_control_key(proxy, store, batch):
@@ -190,7 +190,7 @@ async def test_a_report_requires_the_control_key(proxy, store, batch):
             for key in ("", "agent", "control")
         ]
 
-    assert [401, 403, 200] == [response.status for response in sent]
+    assert [response.status for response in sent] == [401, 403, 200]
 
 
 async def test_a_damaged_report_is_named(proxy, store, batch):
@@ -198,7 +198,7 @@ async def test_a_damaged_report_is_named(proxy, store, batch):
     await store.mismatches.open(f"mismatch:{batch['batch_id']}", {"mismatch": b"{"}, now_ms=1000)
     responses = [await proxy.get(path), await send(proxy, batch, body)]
 
-    assert [(409, "damaged_record")] * 2 == [(each.status, each.json["error"]["code"]) for each in responses]
+    assert [(each.status, each.json["error"]["code"]) for each in responses] == [(409, "damaged_record")] * 2
     assert batch["batch_id"] in responses[0].json["error"]["message"]
 
 
@@ -211,13 +211,13 @@ async def test_a_batch_is_reported_after_its_acknowledgement_but_not_after_a_rel
     await proxy.release(released)
     refused = await send(proxy, released, body_of(released, rows_of(released)))
 
-    assert (200, 409) == (acked.status, refused.status)
+    assert (acked.status, refused.status) == (200, 409)
 
 
 async def test_reports_expire_an_hour_after_the_longest_lease(proxy, store, batch):
     await send(proxy, batch, body_of(batch, rows_of(batch)))
 
-    assert 25 * 3600 == store.mismatches.ttl_s
+    assert store.mismatches.ttl_s == 25 * 3600
 
 
 async def test_a_batch_is_reported_an_hour_after_its_lease(proxy, store, batch):
@@ -228,23 +228,23 @@ async def test_a_batch_is_reported_an_hour_after_its_lease(proxy, store, batch):
             f"/batches/{batch['batch_id']}/mismatch", body_of(batch, rows_of(batch))
         )
 
-    assert (200, True) == (late.status, late.json["counted"])
+    assert (late.status, late.json["counted"]) == (200, True)
 
 
 async def test_metrics_have_the_mean_of_each_part_and_each_verdict_of_a_batch_once(proxy, batch):
     """A part that is repeated does not count again."""
     parts = [body_of(batch, [row], rank=rank) for rank, row in enumerate(rows_of(batch))]
     for part in (*parts, parts[0]):
-        assert 200 == (await send(proxy, batch, part)).status
+        assert (await send(proxy, batch, part)).status == 200
     lines = (await proxy.get("/metrics")).text.decode().splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("tokentape_mismatch_"))
     verdicts = {name: value for name, value in found.items() if "verdicts" in name}
 
-    assert "4.0" == found['tokentape_mismatch_abs_mean_count{policy="default"}']
+    assert found['tokentape_mismatch_abs_mean_count{policy="default"}'] == "4.0"
     assert 0 < float(found['tokentape_mismatch_abs_mean_sum{policy="default"}']) < 0.08
     assert len(MISMATCHES) == len(verdicts)
-    assert {"1.0"} == {value for name, value in verdicts.items() if "too_few" in name}
-    assert {"0.0"} == {value for name, value in verdicts.items() if "too_few" not in name}
+    assert {value for name, value in verdicts.items() if "too_few" in name} == {"1.0"}
+    assert {value for name, value in verdicts.items() if "too_few" not in name} == {"0.0"}
 
 
 async def test_verdicts_follow_the_settings(proxy, store):
@@ -259,8 +259,8 @@ async def test_verdicts_follow_the_settings(proxy, store):
     async with running(settings_for("http://127.0.0.1:9", mismatch={"min_tokens": 100}), store) as other:
         shown = (await Session(proxy.http, other.url).get(path)).json
 
-    assert ["too_few"] == [each["verdict"] for each in usual["verdicts"]]
-    assert ["numeric"] == [each["verdict"] for each in shown["verdicts"]]
+    assert [each["verdict"] for each in usual["verdicts"]] == ["too_few"]
+    assert [each["verdict"] for each in shown["verdicts"]] == ["numeric"]
 
 
 async def test_training_has_the_newest_reports_and_the_cells_of_the_newest(proxy, store, batch):
@@ -275,15 +275,15 @@ async def test_training_has_the_newest_reports_and_the_cells_of_the_newest(proxy
     found = (await proxy.get("/training")).json["mismatch"]
 
     assert [second["batch_id"], batch["batch_id"]] == [each["batch_id"] for each in found["batches"]]
-    assert ["2", "3"] == [each["policy_version"] for each in found["batches"]]
+    assert [each["policy_version"] for each in found["batches"]] == ["2", "3"]
     assert reported.json["tokens"] == found["batches"][1]["tokens"]
-    assert ["too_few"] == found["batches"][1]["verdicts"]
-    assert {"-1"} == set(found["newest"]["cells"]["lag"])
-    assert 1 == found["newest"]["sequences"]["rows"]
+    assert found["batches"][1]["verdicts"] == ["too_few"]
+    assert set(found["newest"]["cells"]["lag"]) == {"-1"}
+    assert found["newest"]["sequences"]["rows"] == 1
 
 
 async def test_training_without_reports_has_none(proxy):
-    assert {"batches": [], "newest": None} == (await proxy.get("/training")).json["mismatch"]
+    assert (await proxy.get("/training")).json["mismatch"] == {"batches": [], "newest": None}
 
 
 async def test_the_client_reports_a_batch(proxy, batch):
@@ -297,7 +297,7 @@ async def test_the_client_reports_a_batch(proxy, batch):
 
     assert reported["counted"]
     assert reported["verdicts"] == shown["verdicts"]
-    assert 0.0 == shown["cells"]["all"]["all"]["abs_mean"]
+    assert shown["cells"]["all"]["all"]["abs_mean"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ async def test_the_client_reports_rows_of_other_formats_by_what_the_claim_has_of
 
     assert reported["counted"]
     assert sum(sum(row["mask"]) for row in rows_of(batch)) == reported["tokens"]
-    assert 0 == pytest.approx(shown["cells"]["all"]["all"]["abs_mean"], abs=1e-7)
+    assert pytest.approx(shown["cells"]["all"]["all"]["abs_mean"], abs=1e-7) == 0
 
 
 def recorded_in(form, row):
@@ -340,7 +340,7 @@ async def test_the_options_of_a_claim_select_the_tokens_that_are_read_again(prox
             await proxy.put("/policy", {"version": 3})
             reported = await client.mismatch(claimed, [place], [recorded_in("slime", data)], policy_version=3)
 
-    assert 2 == len(place["step_ids"])
+    assert len(place["step_ids"]) == 2
     assert sum(data["loss_mask"]) == reported["tokens"] > 0
 
 
@@ -359,7 +359,7 @@ async def test_a_batch_that_was_not_claimed_has_a_name_and_a_policy(proxy, batch
             await client.mismatch("run-1", names, logprobs, policy_version=3)
         shown = await client.batch_mismatch("run-1")
 
-    assert [True, True, False] == [each["counted"] for each in (first, second, again)]
+    assert [each["counted"] for each in (first, second, again)] == [True, True, False]
     assert [{"rank": 0, "rows": 2}, {"rank": 1, "rows": len(rows) - 2}] == shown["parts"]
     assert sum(sum(row["mask"]) for row in rows) == shown["tokens"]
 
@@ -374,6 +374,9 @@ async def test_a_batch_that_was_not_claimed_has_known_rollouts_and_a_known_polic
         await send(proxy, batch, body | {"policy": "other"}),
     ]
 
-    assert [(422, "rows"), (422, "policy"), (422, "policy_version"), (422, "policy")] == [
-        (response.status, response.json["error"]["param"]) for response in refused
+    assert [(response.status, response.json["error"]["param"]) for response in refused] == [
+        (422, "rows"),
+        (422, "policy"),
+        (422, "policy_version"),
+        (422, "policy"),
     ]

@@ -76,7 +76,7 @@ async def test_the_advantages_given_and_none_do_not_change_rollouts():
 async def test_a_rollout_without_a_reward_has_no_advantage_and_is_not_in_the_baseline(estimator):
     members = [played("r0", None, reward=1.0), played("r1", None), played("r2", None, reward=0.0)]
 
-    assert [1.0, None, -1.0] == advantages(await outcomes_of(query_for(estimator), *members))
+    assert advantages(await outcomes_of(query_for(estimator), *members)) == [1.0, None, -1.0]
 
 
 def test_an_agent_named_as_a_kind_is_not_compared_with_threads_of_the_kind():
@@ -85,41 +85,44 @@ def test_an_agent_named_as_a_kind_is_not_compared_with_threads_of_the_kind():
     rollouts = [structs.replace(played(f"r{n}")[0], thread_rewards=given) for n, given in enumerate(threads)]
     found = estimated([Outcome(rollout) for rollout in rollouts], "dr_grpo")
 
-    assert [{"sub-agent": 0.5, "sub-agent:0a": -1.0}, {"sub-agent": -0.5, "sub-agent:0b": 1.0}] == [
-        outcome.rollout.thread_advantages for outcome in found
+    assert [outcome.rollout.thread_advantages for outcome in found] == [
+        {"sub-agent": 0.5, "sub-agent:0a": -1.0},
+        {"sub-agent": -0.5, "sub-agent:0b": 1.0},
     ]
 
 
 async def test_steps_are_not_read_for_advantages_of_rollouts():
     unread = RuntimeError("read")
 
-    assert [0.5, -0.5] == advantages(
+    assert advantages(
         await outcomes_of(
             query_for("dr_grpo"),
             (Rollout("r0", "b", 1, 1, reward=1.0), unread),
             (Rollout("r1", "b", 1, 1, reward=0.0), unread),
         )
-    )
+    ) == [0.5, -0.5]
 
 
 async def test_step_gives_each_turn_its_discounted_reward_to_go():
     (undiscounted,) = await outcomes_of(query_for("step"), played("r0", 1.0, None, reward=2.0))
     (discounted,) = await outcomes_of(query_for("step", discount=0.5), played("r0", 1.0, None, reward=2.0))
 
-    assert {"r0-0": 3.0, "r0-1": 2.0} == undiscounted.rollout.advantages
-    assert {"r0-0": 2.0, "r0-1": 2.0} == discounted.rollout.advantages
+    assert undiscounted.rollout.advantages == {"r0-0": 3.0, "r0-1": 2.0}
+    assert discounted.rollout.advantages == {"r0-0": 2.0, "r0-1": 2.0}
 
 
 async def test_a_discount_estimates_the_returns_of_turns_over_the_group():
     """The first rollout has the mean return 2.5, the second 0."""
     members = [played("r0", 1.0, 2.0), played("r1", None, reward=0.0)]
 
-    assert [{"r0-0": 1.75, "r0-1": 0.75}, {"r1-0": -1.25}] == advantages(
-        await outcomes_of(query_for("dr_grpo", discount=1.0), *members)
-    )
-    assert [{"r0-0": 3.0, "r0-1": 2.0}, {"r1-0": -2.5}] == advantages(
-        await outcomes_of(query_for("rloo", discount=1.0), *members)
-    )
+    assert advantages(await outcomes_of(query_for("dr_grpo", discount=1.0), *members)) == [
+        {"r0-0": 1.75, "r0-1": 0.75},
+        {"r1-0": -1.25},
+    ]
+    assert advantages(await outcomes_of(query_for("rloo", discount=1.0), *members)) == [
+        {"r0-0": 3.0, "r0-1": 2.0},
+        {"r1-0": -2.5},
+    ]
 
 
 @pytest.mark.parametrize("steps", [[], no_rollout("r1"), DamagedStep("the step at index 0 cannot be read")])
@@ -128,15 +131,17 @@ async def test_a_rollout_without_turns_has_its_reward_as_its_return(steps):
     members = [played("r0", None, reward=1.0), (Rollout("r1", "b", 1, 1, reward=0.0), steps)]
     found = advantages(await outcomes_of(query_for("dr_grpo", discount=0.9), *members))
 
-    assert {"r0-0": 0.5} == found[0]
+    assert found[0] == {"r0-0": 0.5}
 
 
 async def test_a_rollout_without_the_reward_of_its_last_turn_has_no_advantage():
     members = [played("r0", 1.0, None), played("r1", None, reward=1.0), played("r2", None, reward=0.0)]
 
-    assert [None, {"r1-0": 1.0}, {"r2-0": -1.0}] == advantages(
-        await outcomes_of(query_for("grpo", discount=1.0), *members)
-    )
+    assert advantages(await outcomes_of(query_for("grpo", discount=1.0), *members)) == [
+        None,
+        {"r1-0": 1.0},
+        {"r2-0": -1.0},
+    ]
 
 
 async def test_the_penalty_lowers_the_reward_before_advantages_are_estimated():
@@ -144,17 +149,17 @@ async def test_the_penalty_lowers_the_reward_before_advantages_are_estimated():
     query = query_for("dr_grpo", penalty=SoftPenalty(6, 4))
     outcomes = await outcomes_of(query, played("r0", None, None, reward=1.0), played("r1", None, reward=1.0))
 
-    assert [0.25, 1.0] == [outcome.rollout.reward for outcome in outcomes]  # 5 and 2 tokens
-    assert [-0.375, 0.375] == advantages(outcomes)
-    assert [1.0, 1.0] == [outcome.raw.reward for outcome in outcomes]
+    assert [outcome.rollout.reward for outcome in outcomes] == [0.25, 1.0]  # 5 and 2 tokens
+    assert advantages(outcomes) == [-0.375, 0.375]
+    assert [outcome.raw.reward for outcome in outcomes] == [1.0, 1.0]
 
 
 async def test_the_penalty_lowers_the_last_turns_own_reward():
     query = query_for("step", penalty=SoftPenalty(6, 4))
     (outcome,) = await outcomes_of(query, played("r0", 1.0, 2.0))
 
-    assert {"r0-0": 1.0, "r0-1": 1.25} == outcome.rollout.step_rewards
-    assert {"r0-0": 2.25, "r0-1": 1.25} == outcome.rollout.advantages
+    assert outcome.rollout.step_rewards == {"r0-0": 1.0, "r0-1": 1.25}
+    assert outcome.rollout.advantages == {"r0-0": 2.25, "r0-1": 1.25}
     assert None is outcome.rollout.reward
 
 
@@ -162,7 +167,7 @@ async def test_the_penalty_lowers_the_last_turns_own_reward():
 async def test_advantages_beyond_float32_are_a_conflict_that_names_the_rollout(rewards):
     members = [played(f"r{index}", None, reward=reward) for index, reward in enumerate(rewards)]
 
-    assert [1.0, -1.0] == sorted(advantages(await outcomes_of(query_for("grpo"), *members)), reverse=True)
+    assert sorted(advantages(await outcomes_of(query_for("grpo"), *members)), reverse=True) == [1.0, -1.0]
     with pytest.raises(Conflict, match="'r0' exceeds the range of float32"):
         await outcomes_of(query_for("rloo"), *members)
 
@@ -181,7 +186,7 @@ async def test_a_rollout_alone_has_the_advantages_of_its_turns():
     with patch("proxy.api.control.export_query.read_steps", read_steps):
         alone = await outcome_alone(CONTEXT, query_for("step"), rollout)
 
-    assert {"r0-0": 3.0, "r0-1": 2.0} == alone.rollout.advantages
+    assert alone.rollout.advantages == {"r0-0": 3.0, "r0-1": 2.0}
     assert Outcome(rollout, ()) == await outcome_alone(CONTEXT, query_for(), rollout)
 
 
@@ -197,7 +202,7 @@ async def test_the_advantages_of_a_large_batch_are_estimated_in_a_thread(monkeyp
     for count in (8, 4000):
         await estimate([Outcome(Rollout("r", "b", 1, 1, reward=1.0), (1.0,))] * count, "grpo")
 
-    assert [True, False] == threads
+    assert threads == [True, False]
 
 
 def playback(name, *live, reward=None, **fields):
@@ -213,18 +218,20 @@ async def test_the_turns_of_a_playback_are_its_live_ones(mode):
     """The rewards of its inherited steps are in no return: the first playback has the mean return 2.5, the second 1."""
     members = [playback("r1", 1.0, 2.0), playback("r2", None, reward=1.0)]
 
-    assert [{"c": 1.25, "d": 0.25}, {"c": -0.75}] == advantages(
-        await outcomes_of(query_for("dr_grpo", discount=1.0, inherited=mode), *members)
-    )
-    assert [{"c": 2.0, "d": 2.0}, {"c": 1.0}] == advantages(
-        await outcomes_of(query_for("step", discount=0.5, inherited=mode), *members)
-    )
+    assert advantages(await outcomes_of(query_for("dr_grpo", discount=1.0, inherited=mode), *members)) == [
+        {"c": 1.25, "d": 0.25},
+        {"c": -0.75},
+    ]
+    assert advantages(await outcomes_of(query_for("step", discount=0.5, inherited=mode), *members)) == [
+        {"c": 2.0, "d": 2.0},
+        {"c": 1.0},
+    ]
 
 
 async def test_with_trained_the_inherited_turns_have_returns_and_advantages():
-    assert [{"a": 15.0, "b": 10.0, "c": 3.0, "d": 2.0}] == advantages(
-        await outcomes_of(query_for("step", inherited="trained"), playback("r1", 1.0, 2.0))
-    )
+    assert advantages(await outcomes_of(query_for("step", inherited="trained"), playback("r1", 1.0, 2.0))) == [
+        {"a": 15.0, "b": 10.0, "c": 3.0, "d": 2.0}
+    ]
 
 
 @pytest.mark.parametrize(("mode", "penalized"), [("prompt", 0.75), ("masked", 0.75), ("trained", -0.0)])
@@ -234,7 +241,7 @@ async def test_the_length_of_the_response_of_a_playback_is_counted_from_its_firs
         query_for(penalty=SoftPenalty(8, 4), inherited=mode), playback("r1", None, None, reward=1.0)
     )
 
-    assert (penalized, 1.0) == (found.rollout.reward, found.raw.reward)
+    assert (found.rollout.reward, found.raw.reward) == (penalized, 1.0)
 
 
 @pytest.mark.parametrize(("estimator", "options"), [("dr_grpo", {}), ("rloo", {}), ("dr_grpo", {"discount": 1.0})])
@@ -245,7 +252,7 @@ async def test_a_rollout_that_inherited_all_of_its_steps_is_not_in_the_baseline(
     for mode in ("prompt", "masked"):
         found = advantages(await outcomes_of(query_for(estimator, inherited=mode, **options), *members))
         expected = [{"c": scale}, {"c": -scale}] if options else [scale, -scale]
-        assert [*expected, None] == found
+        assert found == [*expected, None]
     if not options:
         trained = advantages(await outcomes_of(query_for(estimator, inherited="trained"), *members))
         assert {"dr_grpo": [-1.0, -2.0, 3.0], "rloo": [-1.5, -3.0, 4.5]}[estimator] == trained
@@ -263,7 +270,7 @@ async def test_a_thread_that_is_inherited_is_not_compared_with_live_ones():
     with patch("proxy.api.control.export_query.select_threads", lambda steps, *_: (steps, [])):
         found = await outcomes_of(query_for("dr_grpo", threads="all"), *members)
 
-    assert [{"sub-agent:1": 1.0}, {"sub-agent:2": -1.0}] == [outcome.rollout.thread_advantages for outcome in found]
+    assert [outcome.rollout.thread_advantages for outcome in found] == [{"sub-agent:1": 1.0}, {"sub-agent:2": -1.0}]
 
 
 async def test_a_reward_of_inherited_steps_only_is_no_sample_although_a_thread_is_live():
@@ -280,18 +287,19 @@ async def test_a_reward_of_inherited_steps_only_is_no_sample_although_a_thread_i
     with patch("proxy.api.control.export_query.select_threads", lambda steps, *_: (steps, [])):
         found = await outcomes_of(query_for("dr_grpo"), *members)
 
-    assert [None, 0.5, -0.5] == advantages(found)
-    assert (9.0, {"sub-agent:1": 0.0}) == (found[0].rollout.reward, found[0].rollout.thread_advantages)
+    assert advantages(found) == [None, 0.5, -0.5]
+    assert (found[0].rollout.reward, found[0].rollout.thread_advantages) == (9.0, {"sub-agent:1": 0.0})
 
 
 async def test_steps_of_rollouts_that_inherited_nothing_are_not_read_for_their_advantages():
     rollout, steps = playback("r1", None, reward=1.0)
     other = Rollout("r0", "b", 1, 1, reward=0.0, counts={"steps": 9, "exact": 9})
 
-    assert [0.5, -0.5] == advantages(
-        await outcomes_of(query_for("dr_grpo"), (rollout, steps), (other, RuntimeError("read")))
-    )
-    assert [rollout] == [found.rollout for found in await outcomes_of(query_for(), (rollout, RuntimeError("read")))]
+    assert advantages(await outcomes_of(query_for("dr_grpo"), (rollout, steps), (other, RuntimeError("read")))) == [
+        0.5,
+        -0.5,
+    ]
+    assert [found.rollout for found in await outcomes_of(query_for(), (rollout, RuntimeError("read")))] == [rollout]
 
 
 def test_a_rollout_that_inherited_all_of_its_steps_earned_nothing():

@@ -29,23 +29,23 @@ def observed(*groups, oldest=None, announced=None, epochs=(0, 0)):
 def test_rewards_are_counted_by_rollout_and_by_group():
     read = observed([1.0, 0.0, -0.5, 0.5], [1.0, 1.0])
 
-    assert (6.0, 1.0, 3.0) == (
+    assert (
         read("reward_count"), read("reward_bucket", le="-0.25"), read("reward_bucket", le="0.5")
-    )  # fmt: skip
-    assert (3.5, 0.5) == tuple(read("reward_amount_total", sign=sign) for sign in ("positive", "negative"))
-    assert (2.0, 1.0, 2.0) == (
+    ) == (6.0, 1.0, 3.0)  # fmt: skip
+    assert tuple(read("reward_amount_total", sign=sign) for sign in ("positive", "negative")) == (3.5, 0.5)
+    assert (
         read("group_reward_mean_count"), read("group_reward_mean_bucket", le="0.25"), read("group_reward_mean_bucket", le="1.0")
-    )  # fmt: skip
+    ) == (2.0, 1.0, 2.0)  # fmt: skip
     assert (2.0, pytest.approx(0.3125**0.5)) == (read("group_reward_spread_count"), read("group_reward_spread_sum"))
-    assert (1.0, 1.0) == tuple(read("compared_groups_total", rewards=rewards) for rewards in ("equal", "different"))
-    assert (6.0, 18.0) == (read("rollout_tokens_count"), read("rollout_tokens_sum"))
+    assert tuple(read("compared_groups_total", rewards=rewards) for rewards in ("equal", "different")) == (1.0, 1.0)
+    assert (read("rollout_tokens_count"), read("rollout_tokens_sum")) == (6.0, 18.0)
 
 
 def test_one_reward_is_neither_equal_nor_different():
     read = observed([1.0], [])
 
-    assert (1.0, 0.0) == (read("group_reward_mean_count"), read("group_reward_spread_count"))
-    assert 0.0 == read("compared_groups_total", rewards="equal")
+    assert (read("group_reward_mean_count"), read("group_reward_spread_count")) == (1.0, 0.0)
+    assert read("compared_groups_total", rewards="equal") == 0.0
 
 
 def test_rewards_are_counted_by_the_window_of_the_oldest_version_of_their_policy():
@@ -57,9 +57,9 @@ def test_rewards_are_counted_by_the_window_of_the_oldest_version_of_their_policy
     def count(policy, versions):
         return registry.get_sample_value("tokentape_reward_count", {"policy": policy, "versions": versions})
 
-    assert (2.0, 0.0, 1.0) == (count("planner", "120-129"), count("planner", "130-139"), count("solver", "0-9"))
+    assert (count("planner", "120-129"), count("planner", "130-139"), count("solver", "0-9")) == (2.0, 0.0, 1.0)
     labels = {"policy": "planner", "versions": "120-129", "sign": "negative"}
-    assert 2.0 == registry.get_sample_value("tokentape_reward_amount_total", labels)
+    assert registry.get_sample_value("tokentape_reward_amount_total", labels) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_rewards_are_counted_by_the_window_of_the_oldest_version_of_their_policy
 def test_staleness_is_counted_between_numbers(oldest, announced, expected):
     read = observed([1.0], oldest=oldest, announced=announced)
 
-    assert expected == (read("claim_staleness_count"), read("claim_staleness_sum"))
+    assert (read("claim_staleness_count"), read("claim_staleness_sum")) == expected
 
 
 def test_groups_of_another_epoch_have_no_staleness():
     read = observed([1.0], oldest="3", announced="5", epochs=(0, 1))
 
-    assert 0 == read("claim_staleness_count")
+    assert read("claim_staleness_count") == 0
 
 
 def test_the_largest_rewards_are_finite():
     read = observed([3.4e38, -3.4e38])
 
-    assert 3.4e38 == read("group_reward_spread_sum")
+    assert read("group_reward_spread_sum") == 3.4e38
 
 
 def test_rollouts_without_a_reward_have_tokens():
@@ -103,15 +103,15 @@ async def test_a_group_counts_when_it_is_claimed_and_not_again(proxy):
     await proxy.put("/policy", {"version": 3})
     await proxy.group("g", 1, 0)
     await proxy.put("/policy", {"version": 5})
-    assert 0 == await count(proxy)
+    assert await count(proxy) == 0
     lost = await proxy.claim(lease_s=0.001)
-    assert (2, 2) == (await count(proxy), await count(proxy, "claim_staleness_sum"))
+    assert (await count(proxy), await count(proxy, "claim_staleness_sum")) == (2, 2)
     again = await proxy.claim()
-    assert ["g"] == names_in(again) == names_in(lost)
+    assert names_in(again) == names_in(lost) == ["g"]
     await proxy.release(again)
     await proxy.claim()
 
-    assert (2, 1) == (await count(proxy), await count(proxy, "group_reward_mean_count"))
+    assert (await count(proxy), await count(proxy, "group_reward_mean_count")) == (2, 1)
 
 
 async def test_a_claim_that_fails_or_refuses_counts_nothing(proxy, monkeypatch):
@@ -124,8 +124,8 @@ async def test_a_claim_that_fails_or_refuses_counts_nothing(proxy, monkeypatch):
 
     with monkeypatch.context() as failing:
         failing.setattr(claims, "normalize", fail)
-        assert 500 == (await proxy.post("/batches/claim", {"consumer": "t", "reward_s": 0})).status
-    assert 0 == await count(proxy)
+        assert (await proxy.post("/batches/claim", {"consumer": "t", "reward_s": 0})).status == 500
+    assert await count(proxy) == 0
     await proxy.claim(reward_s=0)
 
-    assert 1 == await count(proxy)
+    assert await count(proxy) == 1

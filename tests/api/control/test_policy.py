@@ -26,7 +26,7 @@ async def recorded_version(proxy, rollout):
 
 async def test_steps_have_the_policy_version_that_was_set_before_the_call(proxy):
     """The version is a string; a number is converted."""
-    assert {"version": None, **FIRST} == (await proxy.get("/policy")).json
+    assert (await proxy.get("/policy")).json == {"version": None, **FIRST}
     for number, version in enumerate((None, 12, "main")):
         if version is not None:
             announced = (await proxy.put("/policy", {"version": version})).json
@@ -34,16 +34,16 @@ async def test_steps_have_the_policy_version_that_was_set_before_the_call(proxy)
         await proxy.chat(f"r{number}")
     stamps = [await recorded_version(proxy, f"r{number}") for number in range(3)]
 
-    assert [None, "12", "main"] == [version.start for version in stamps]
-    assert [[None], ["12"], ["main"]] == [version.spans for version in stamps]
-    assert {"version": "main", **FIRST, "highest": 12} == (await proxy.get("/policy")).json
+    assert [version.start for version in stamps] == [None, "12", "main"]
+    assert [version.spans for version in stamps] == [[None], ["12"], ["main"]]
+    assert (await proxy.get("/policy")).json == {"version": "main", **FIRST, "highest": 12}
 
 
 async def test_a_policy_version_applies_to_every_process_once_the_response_is_sent(proxy, store):
     async with running(settings_for(None), store) as other:
         for version in range(5):
             async with proxy.http.put(f"{other.url}/policy", json={"version": version}) as response:
-                assert 200 == response.status
+                assert response.status == 200
             await proxy.chat(f"r{version}")
             assert str(version) == (await recorded_version(proxy, f"r{version}")).start
 
@@ -66,8 +66,8 @@ async def test_a_policy_version_applies_to_every_process_once_the_response_is_se
 async def test_an_invalid_policy_version_is_422_and_changes_nothing(proxy, body):
     await proxy.put("/policy", {"version": 1})
 
-    assert 422 == (await proxy.put("/policy", body)).status
-    assert {"version": "1", **FIRST} == (await proxy.get("/policy")).json
+    assert (await proxy.put("/policy", body)).status == 422
+    assert (await proxy.get("/policy")).json == {"version": "1", **FIRST}
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_a_version_set_while_a_call_is_in_flight_is_its_policy_version_end
             async with http.put(
                 f"{(other if elsewhere else served).url}/policy", json={"version": version}
             ) as response:
-                assert 200 == response.status
+                assert response.status == 200
 
         await announce(1)
         first = asyncio.ensure_future(call("r1"))
@@ -115,7 +115,7 @@ async def test_a_version_set_while_a_call_is_in_flight_is_its_policy_version_end
                 (step,) = (await response.json())["steps"]
                 versions.append((step["policy_version"], step["policy_version_end"]))
 
-    assert [("1", "2"), ("2", None)] == versions
+    assert versions == [("1", "2"), ("2", None)]
 
 
 async def test_a_process_learns_of_a_version_without_a_new_call(store, http, engine, release):
@@ -127,28 +127,28 @@ async def test_a_process_learns_of_a_version_without_a_new_call(store, http, eng
         await engine.reached.wait()
         for method, path, fields in (("PUT", "/policy", {"version": 2}), ("POST", "/policy/pause", {})):
             async with http.request(method, other.url + path, json=fields) as response:
-                assert 200 == response.status
+                assert response.status == 200
         release.set()
         await (await call).read()
 
     (step,) = await stored_steps(store, "r1")
-    assert (None, "2") == (step.policy_version, step.policy_version_end)
+    assert (step.policy_version, step.policy_version_end) == (None, "2")
 
 
 async def test_calls_wait_during_a_pause_and_proceed_with_the_new_version(proxy, store):
     """The pause applies to every process."""
     async with running(settings_for(None), store) as other:
         async with proxy.http.post(f"{other.url}/policy/pause", json={"mode": "wait"}) as response:
-            assert {"mode": "wait", "in_flight": 0, "drained": True} == await response.json()
+            assert await response.json() == {"mode": "wait", "in_flight": 0, "drained": True}
         call = asyncio.create_task(proxy.chat("r1"))
         done, _ = await asyncio.wait([call], timeout=0.3)
         assert not done
         await proxy.put("/policy", {"version": 2})
         async with proxy.http.post(f"{other.url}/policy/resume") as response:
-            assert {"mode": None, "in_flight": 0} == await response.json()
+            assert await response.json() == {"mode": None, "in_flight": 0}
         await call
 
-    assert "2" == (await recorded_version(proxy, "r1")).start
+    assert (await recorded_version(proxy, "r1")).start == "2"
 
 
 async def test_calls_during_a_pause_with_mode_reject_are_429_with_retry_after(proxy):
@@ -158,8 +158,8 @@ async def test_calls_during_a_pause_with_mode_reject_are_429_with_retry_after(pr
     await proxy.post("/policy/resume")
     await proxy.chat("r1")
 
-    assert (429, "paused", "1") == (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"])
-    assert 1 == len(await proxy.steps("r1"))
+    assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (429, "paused", "1")
+    assert len(await proxy.steps("r1")) == 1
 
 
 async def test_drain_s_waits_for_the_calls_in_flight_of_all_processes(store, http, engine, release):
@@ -181,18 +181,18 @@ async def test_drain_s_waits_for_the_calls_in_flight_of_all_processes(store, htt
         release.set()
         await call
 
-        assert {"mode": "wait", "in_flight": 1, "drained": False} == paused
-        assert {"mode": "wait", "in_flight": 0, "drained": True} == await drain
+        assert paused == {"mode": "wait", "in_flight": 1, "drained": False}
+        assert await drain == {"mode": "wait", "in_flight": 0, "drained": True}
 
 
 async def test_an_unknown_choice_for_calls_in_flight_is_422_and_pauses_nothing(proxy):
-    assert 422 == (await proxy.post("/policy/pause", {"in_flight": "kill"})).status
+    assert (await proxy.post("/policy/pause", {"in_flight": "kill"})).status == 422
     await proxy.chat("r1")
 
 
 @pytest.mark.parametrize("drain", ["-1", "soon", "nan", "4000"])
 async def test_an_invalid_drain_s_is_400_and_pauses_nothing(proxy, drain):
-    assert 400 == (await proxy.post(f"/policy/pause?drain_s={drain}")).status
+    assert (await proxy.post(f"/policy/pause?drain_s={drain}")).status == 400
     await proxy.chat("r1")
 
 
@@ -221,11 +221,11 @@ async def test_a_pause_that_aborts_stops_the_calls_of_all_processes_at_the_engin
             await response.read()
         status = await later
 
-    assert {"mode": "wait", "in_flight": 0, "drained": True} == paused
-    assert [ServerDisconnectedError] * 2 == [type(error) for error in ended]
+    assert paused == {"mode": "wait", "in_flight": 0, "drained": True}
+    assert [type(error) for error in ended] == [ServerDisconnectedError] * 2
     ((step,), queued) = (await wait_for_steps(store, "sent"), await stored_steps(store, "queued"))
-    assert ("partial", "the call was aborted because the weights changed") == (step.status, step.reason)
-    assert ([], 200, 2) == (queued, status, len(engine.requests))
+    assert (step.status, step.reason) == ("partial", "the call was aborted because the weights changed")
+    assert (queued, status, len(engine.requests)) == ([], 200, 2)
 
 
 async def answer(request, body):
@@ -249,8 +249,8 @@ async def test_a_pause_that_resumes_interrupts_the_calls_of_all_processes(store,
                 paused = await response.json()
         call.cancel()
 
-    assert {"mode": "wait", "in_flight": 1, "drained": False} == paused
-    assert [False, True] == list(dict.fromkeys(interrupted))
+    assert paused == {"mode": "wait", "in_flight": 1, "drained": False}
+    assert list(dict.fromkeys(interrupted)) == [False, True]
 
 
 async def test_calls_that_end_within_drain_s_are_not_aborted(store, http, engine, release):
@@ -268,8 +268,8 @@ async def test_calls_that_end_within_drain_s_are_not_aborted(store, http, engine
         release.set()
         await call
 
-        assert {"mode": "wait", "in_flight": 0, "drained": True} == await pause
-    assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
+        assert await pause == {"mode": "wait", "in_flight": 0, "drained": True}
+    assert [step.status for step in await stored_steps(store, "r1")] == ["complete"]
 
 
 async def test_a_call_that_its_engine_has_completed_does_not_delay_a_pause_that_aborts(store, http, engine):
@@ -282,12 +282,12 @@ async def test_a_call_that_its_engine_has_completed_does_not_delay_a_pause_that_
         call = asyncio.create_task(http.post(url, json={"messages": [{"role": "user", "content": "hi"}]}).__aenter__())
         await store.reached["append"].wait()
         async with http.post(f"{served.url}/policy/pause", json={"in_flight": "abort"}) as response:
-            assert {"mode": "wait", "in_flight": 0, "drained": True} == await response.json()
+            assert await response.json() == {"mode": "wait", "in_flight": 0, "drained": True}
         proceed.set()
         response = await call
         await response.read()
 
-    assert (200, ["complete"]) == (response.status, [step.status for step in await stored_steps(store, "r1")])
+    assert (response.status, [step.status for step in await stored_steps(store, "r1")]) == (200, ["complete"])
 
 
 @pytest.mark.parametrize(
@@ -307,5 +307,5 @@ async def test_a_call_that_its_engine_has_completed_does_not_delay_a_pause_that_
 )
 async def test_an_invalid_adapter_is_422_and_pauses_nothing(proxy, fields):
     body = {"name": "policy", "path": "/adapters/1", "version": 1, **fields}
-    assert 422 == (await proxy.post("/policy/adapter", body)).status
+    assert (await proxy.post("/policy/adapter", body)).status == 422
     await proxy.chat("r1")

@@ -41,13 +41,16 @@ async def test_groups_of_an_earlier_epoch_are_dropped_with_their_own_reason(prox
     (group,) = claimed["groups"]
     lost = (await proxy.get("/groups/lost-105")).json
 
-    assert [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")] == outcome(claimed)["dropped"]
-    assert ("103", 1) == (claimed["policy_version"], claimed["policy_epoch"])
-    assert ("new", "103", 1, 0) == tuple(
-        group[name] for name in ("group_id", "policy_version", "policy_epoch", "staleness")
+    assert outcome(claimed)["dropped"] == [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")]
+    assert (claimed["policy_version"], claimed["policy_epoch"]) == ("103", 1)
+    assert tuple(group[name] for name in ("group_id", "policy_version", "policy_epoch", "staleness")) == (
+        "new",
+        "103",
+        1,
+        0,
     )
-    assert ("dropped", "earlier_epoch") == (lost["status"], lost["code"])
-    assert "its oldest token is of epoch 0 of the policy, and epoch 1 has begun" == lost["why"]
+    assert (lost["status"], lost["code"]) == ("dropped", "earlier_epoch")
+    assert lost["why"] == "its oldest token is of epoch 0 of the policy, and epoch 1 has begun"
 
 
 async def test_groups_of_an_earlier_epoch_are_refused_with_stale_keep_or_taken_on_request(proxy):
@@ -58,11 +61,13 @@ async def test_groups_of_an_earlier_epoch_are_refused_with_stale_keep_or_taken_o
     both = await proxy.post("/batches/claim", {"consumer": "t", "earlier_epochs": "take", "max_staleness": 4})
     taken = await proxy.claim(groups=10, earlier_epochs="take", order="newest")
 
-    assert [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")] == outcome(kept)["refused"]
-    assert (422, True) == (both.status, "max_staleness" in both.json["error"]["message"])
-    assert ["new", "lost-105", "lost-104"] == outcome(taken)["claimed"]
-    assert [("103", 1, 0), ("105", 0, None), ("104", 0, None)] == [
-        (group["policy_version"], group["policy_epoch"], group["staleness"]) for group in taken["groups"]
+    assert outcome(kept)["refused"] == [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")]
+    assert (both.status, "max_staleness" in both.json["error"]["message"]) == (422, True)
+    assert outcome(taken)["claimed"] == ["new", "lost-105", "lost-104"]
+    assert [(group["policy_version"], group["policy_epoch"], group["staleness"]) for group in taken["groups"]] == [
+        ("103", 1, 0),
+        ("105", 0, None),
+        ("104", 0, None),
     ]
 
 
@@ -81,8 +86,8 @@ async def test_a_setting_takes_groups_of_earlier_epochs_in_claims_that_do_not_ch
         taken = await proxy.claim(groups=10)
 
     lost = [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")]
-    assert [lost, lost] == [outcome(claimed)["refused"] for claimed in (bounded, chosen)]
-    assert {"new", "lost-105", "lost-104"} == set(outcome(taken)["claimed"])
+    assert [outcome(claimed)["refused"] for claimed in (bounded, chosen)] == [lost, lost]
+    assert set(outcome(taken)["claimed"]) == {"new", "lost-105", "lost-104"}
 
 
 async def test_a_group_with_tokens_of_two_epochs_is_of_the_earlier_one(proxy):
@@ -92,7 +97,7 @@ async def test_a_group_with_tokens_of_two_epochs_is_of_the_earlier_one(proxy):
     await proxy.chat(member)
     await proxy.finish(member, reward=1)
 
-    assert [("both", "earlier_epoch")] == outcome(await proxy.claim())["dropped"]
+    assert outcome(await proxy.claim())["dropped"] == [("both", "earlier_epoch")]
 
 
 async def test_a_lower_version_without_a_new_epoch_is_409_and_changes_nothing(proxy):
@@ -105,11 +110,11 @@ async def test_a_lower_version_without_a_new_epoch_is_409_and_changes_nothing(pr
     await announce(proxy, "eval")
     later = await announce(proxy, 104)
 
-    assert (409, "lower_version", "version") == (late.status, *(late.json["error"][name] for name in ("code", "param")))
+    assert (late.status, *(late.json["error"][name] for name in ("code", "param"))) == (409, "lower_version", "version")
     assert "104 is lower than 105" in late.json["error"]["message"]
-    assert (200, "105", 0, 409) == (again.status, again.json["version"], again.json["epoch"], later.status)
-    assert "eval" == (await proxy.get("/policy")).json["version"]
-    assert ["g"] == outcome(await proxy.claim())["claimed"]
+    assert (again.status, again.json["version"], again.json["epoch"], later.status) == (200, "105", 0, 409)
+    assert (await proxy.get("/policy")).json["version"] == "eval"
+    assert outcome(await proxy.claim())["claimed"] == ["g"]
 
 
 async def test_a_new_epoch_begins_with_the_id_of_another_run(proxy):
@@ -119,16 +124,16 @@ async def test_a_new_epoch_begins_with_the_id_of_another_run(proxy):
         announced = (await announce(proxy, version, **({} if run is None else {"run": run}))).json
         epochs.append((announced["epoch"], announced["run"]))
 
-    assert [(0, "a"), (0, "a"), (0, "a"), (1, "b"), (1, "b"), (1, "b"), (2, "a")] == epochs
-    assert 409 == (await announce(proxy, 1, run="a")).status
-    assert {"version": "2", "epoch": 2, "run": "a"} == (await proxy.get("/policy")).json
+    assert epochs == [(0, "a"), (0, "a"), (0, "a"), (1, "b"), (1, "b"), (1, "b"), (2, "a")]
+    assert (await announce(proxy, 1, run="a")).status == 409
+    assert (await proxy.get("/policy")).json == {"version": "2", "epoch": 2, "run": "a"}
 
 
 async def test_the_first_id_of_a_run_begins_an_epoch_if_versions_were_announced_without_one(proxy):
     await announce(proxy, 7)
 
-    assert 1 == (await announce(proxy, 3, run="a")).json["epoch"]
-    assert 2 == (await announce(proxy, 3, run="a", new_epoch=True)).json["epoch"]
+    assert (await announce(proxy, 3, run="a")).json["epoch"] == 1
+    assert (await announce(proxy, 3, run="a", new_epoch=True)).json["epoch"] == 2
 
 
 async def test_concurrent_announcements_of_a_run_at_two_processes_begin_one_epoch(proxy, store):
@@ -144,17 +149,17 @@ async def test_concurrent_announcements_of_a_run_at_two_processes_begin_one_epoc
         statuses = await asyncio.gather(*map(send, range(10, 22)))
 
         assert {200, 409} >= set(statuses)
-        assert {"version": "21", "epoch": 1, "run": "b"} == (await proxy.get("/policy")).json
+        assert (await proxy.get("/policy")).json == {"version": "21", "epoch": 1, "run": "b"}
 
 
 async def test_an_epoch_applies_to_every_process_once_the_response_is_sent(proxy, store):
     async with running(settings_for(None), store) as other:
         async with proxy.http.put(f"{other.url}/policy", json={"version": 3, "new_epoch": True}) as response:
-            assert 200 == response.status
+            assert response.status == 200
         await proxy.chat("r1")
 
-    assert [(1, "3")] == [
-        (span.epoch, span.policy_version) for span in (await stored_steps(store, "r1"))[0].choices[0].spans
+    assert [(span.epoch, span.policy_version) for span in (await stored_steps(store, "r1"))[0].choices[0].spans] == [
+        (1, "3")
     ]
 
 
@@ -166,9 +171,9 @@ async def test_the_first_epoch_is_not_written_and_the_version_is_announced_as_be
     group = await store.groups.get("g")
     (waiting,) = (await store.queue.read(limit=1)).groups
 
-    assert b'"3"' == announced.value
+    assert announced.value == b'"3"'
     assert "epoch" not in group.fields
-    assert b'{"oldest":"3","rewarded":true}' == waiting.note
+    assert waiting.note == b'{"oldest":"3","rewarded":true}'
     listed = (await proxy.get("/groups?limit=1")).json["groups"][0]
     assert "policy_epoch" not in listed
 
@@ -194,9 +199,9 @@ async def test_steps_rows_and_groups_have_the_epoch(proxy):
             b'"policy_epoch":1' in flat,
         )
 
-    assert (None, None, None, False, False) == found[old["rollout_id"]]
-    assert (1, 1, 1, True, True) == found[member]
-    assert 1 == (await proxy.get("/groups/new")).json["policy_epoch"]
+    assert found[old["rollout_id"]] == (None, None, None, False, False)
+    assert found[member] == (1, 1, 1, True, True)
+    assert (await proxy.get("/groups/new")).json["policy_epoch"] == 1
 
 
 async def test_the_training_page_has_epochs_and_the_staleness_within_the_epoch(proxy):
@@ -204,10 +209,10 @@ async def test_the_training_page_has_epochs_and_the_staleness_within_the_epoch(p
     await announce(proxy, 105)
     found = (await proxy.get("/training")).json
 
-    assert ("105", 1) == (found["version"], found["epoch"])
-    assert [("new", "103", 1, 2), ("lost-105", "105", 0, None), ("lost-104", "104", 0, None)] == [
+    assert (found["version"], found["epoch"]) == ("105", 1)
+    assert [
         tuple(group[name] for name in ("group_id", "version", "epoch", "staleness")) for group in found["groups"]
-    ]
+    ] == [("new", "103", 1, 2), ("lost-105", "105", 0, None), ("lost-104", "104", 0, None)]
 
 
 async def metric(proxy, name):
@@ -222,9 +227,9 @@ async def test_metrics_have_the_epoch_and_the_staleness_of_its_groups_only(proxy
     await announce(proxy, 105)
     await proxy.claim(groups=10, earlier_epochs="take")
 
-    assert (1, 1, 2) == tuple(
+    assert tuple(
         [await metric(proxy, name) for name in ("policy_epoch", "claim_staleness_count", "claim_staleness_sum")]
-    )
+    ) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("version", ["main", "1.5", -3, "1" * 19])
@@ -239,7 +244,7 @@ async def test_a_version_that_is_not_a_number_warns_when_it_is_announced_and_rec
     assert (200, str(version)) == (announced.status, announced.json["version"])
     assert [announced.json["warning"]] == at_once
     assert "staleness of its groups is unknown" in announced.json["warning"]
-    assert (2, 3) == (len(logged), await metric(proxy, "unknown_version_steps_total"))
+    assert (len(logged), await metric(proxy, "unknown_version_steps_total")) == (2, 3)
 
 
 async def test_a_number_and_no_version_warn_of_nothing(proxy, caplog):
@@ -248,8 +253,8 @@ async def test_a_number_and_no_version_warn_of_nothing(proxy, caplog):
     await proxy.chat("r1")
 
     assert "warning" not in announced.json
-    assert [] == [record for record in caplog.records if "is not a number" in record.message]
-    assert 0 == await metric(proxy, "unknown_version_steps_total")
+    assert [record for record in caplog.records if "is not a number" in record.message] == []
+    assert await metric(proxy, "unknown_version_steps_total") == 0
 
 
 async def test_the_record_of_a_lost_announcement_is_refused_and_not_dropped(proxy, store):
@@ -261,8 +266,8 @@ async def test_the_record_of_a_lost_announcement_is_refused_and_not_dropped(prox
     refused = await proxy.claim(max_staleness=4)
     taken = await proxy.claim()
 
-    assert [("g", "later_epoch")] == outcome(refused)["refused"]
-    assert (["g"], None) == (outcome(taken)["claimed"], taken["groups"][0]["staleness"])
+    assert outcome(refused)["refused"] == [("g", "later_epoch")]
+    assert (outcome(taken)["claimed"], taken["groups"][0]["staleness"]) == (["g"], None)
 
 
 class TestWithAnEngineThatReportsVersions:
@@ -277,9 +282,9 @@ class TestWithAnEngineThatReportsVersions:
         await proxy.group("g", 1)
         claimed = await proxy.claim(max_staleness=0)
 
-        assert [("7", 0, -2)] == [
+        assert [
             (group["policy_version"], group["policy_epoch"], group["staleness"]) for group in claimed["groups"]
-        ]
+        ] == [("7", 0, -2)]
 
     async def test_its_versions_have_the_epoch_that_was_announced_when_the_call_was_sent(self, proxy):
         await announce(proxy, 7)
@@ -287,9 +292,11 @@ class TestWithAnEngineThatReportsVersions:
         await announce(proxy, 5, run="b")
         await proxy.group("new", 1)
 
-        assert {"claimed": ["new"], "dropped": [("lost", "earlier_epoch")], "refused": []} == outcome(
-            await proxy.claim(groups=2, max_staleness=0)
-        )
+        assert outcome(await proxy.claim(groups=2, max_staleness=0)) == {
+            "claimed": ["new"],
+            "dropped": [("lost", "earlier_epoch")],
+            "refused": [],
+        }
 
 
 class TestWithNamedPolicies:
@@ -311,7 +318,9 @@ class TestWithNamedPolicies:
         claims = {policy: outcome(await proxy.claim(policy=policy)) for policy in ("planner", "coder")}
         listed = (await proxy.get("/policies")).json["policies"]
 
-        assert [("planner", 1, "b"), ("coder", 0, "a"), ("default", 0, None)] == [
-            (policy["name"], policy["epoch"], policy["run"]) for policy in listed
+        assert [(policy["name"], policy["epoch"], policy["run"]) for policy in listed] == [
+            ("planner", 1, "b"),
+            ("coder", 0, "a"),
+            ("default", 0, None),
         ]
-        assert ([("g", "earlier_epoch")], ["g"]) == (claims["planner"]["dropped"], claims["coder"]["claimed"])
+        assert (claims["planner"]["dropped"], claims["coder"]["claimed"]) == ([("g", "earlier_epoch")], ["g"])

@@ -36,11 +36,14 @@ async def test_steps_have_the_policy_of_their_model_and_its_version(proxy, store
     for model in ("planner", "planner-7b", "judge", "other"):
         await proxy.chat(model, model=model)
 
-    assert [("planner", "3"), ("planner", "3"), ("judge", "j1"), ("default", "9")] == await recorded(
-        store, "planner", "planner-7b", "judge", "other"
-    )
-    assert {"version": "9", **FIRST} == (await proxy.get("/policy")).json == (await proxy.get("/policies/default")).json
-    assert {"version": "3", **FIRST} == (await proxy.get("/policies/planner")).json
+    assert await recorded(store, "planner", "planner-7b", "judge", "other") == [
+        ("planner", "3"),
+        ("planner", "3"),
+        ("judge", "j1"),
+        ("default", "9"),
+    ]
+    assert (await proxy.get("/policy")).json == (await proxy.get("/policies/default")).json == {"version": "9", **FIRST}
+    assert (await proxy.get("/policies/planner")).json == {"version": "3", **FIRST}
 
 
 async def test_the_policies_are_listed_with_models_versions_and_pauses(proxy):
@@ -48,7 +51,7 @@ async def test_the_policies_are_listed_with_models_versions_and_pauses(proxy):
     await proxy.put("/policies/judge", {"version": 4})
     await proxy.post("/policies/planner/pause", {"mode": "reject"})
 
-    assert [
+    assert (await proxy.get("/policies")).json["policies"] == [
         {
             "name": "planner",
             "models": ["planner", "planner-*"],
@@ -59,24 +62,24 @@ async def test_the_policies_are_listed_with_models_versions_and_pauses(proxy):
         },
         {"name": "judge", "models": ["judge"], "train": False, "version": "4", **FIRST, "mode": None},
         {"name": "default", "models": [], "train": False, "version": None, **FIRST, "mode": None},
-    ] == (await proxy.get("/policies")).json["policies"]
+    ]
 
 
 async def test_a_pause_holds_the_calls_of_its_policy_only(proxy, store):
     """At every process of the store; the held call has the version that is announced meanwhile."""
     async with running(settings_for(None, policies=POLICIES), store) as other:
         async with proxy.http.post(f"{other.url}/policies/planner/pause") as response:
-            assert {"mode": "wait", "in_flight": 0, "drained": True} == await response.json()
+            assert await response.json() == {"mode": "wait", "in_flight": 0, "drained": True}
         held = asyncio.create_task(proxy.chat("planner", model="planner-7b"))
         await proxy.chat("judge", model="judge")
         await proxy.chat("other", model="other")
         assert not held.done()
         await proxy.put("/policies/planner", {"version": 2})
         async with proxy.http.post(f"{other.url}/policies/planner/resume") as response:
-            assert {"mode": None, "in_flight": 0} == await response.json()
+            assert await response.json() == {"mode": None, "in_flight": 0}
         await held
 
-    assert [("planner", "2"), ("judge", None)] == await recorded(store, "planner", "judge")
+    assert await recorded(store, "planner", "judge") == [("planner", "2"), ("judge", None)]
 
 
 async def test_a_pause_that_rejects_names_its_route_and_rejects_calls_of_its_policy_only(proxy):
@@ -84,7 +87,7 @@ async def test_a_pause_that_rejects_names_its_route_and_rejects_calls_of_its_pol
     refused = await proxy.post("/v1/chat/completions", {"model": "judge", "messages": MESSAGES})
     await proxy.chat("planner", model="planner")
 
-    assert (429, "paused", "1") == (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"])
+    assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (429, "paused", "1")
     assert "POST /policies/judge/pause" in refused.json["error"]["message"]
 
 
@@ -92,7 +95,7 @@ async def test_the_pause_of_the_default_policy_holds_no_named_policy(proxy):
     await proxy.post("/policy/pause", {"mode": "reject"})
     await proxy.chat("planner", model="planner")
 
-    assert 429 == (await proxy.post("/v1/chat/completions", {"model": "other", "messages": MESSAGES})).status
+    assert (await proxy.post("/v1/chat/completions", {"model": "other", "messages": MESSAGES})).status == 429
 
 
 @pytest.fixture
@@ -125,9 +128,9 @@ async def test_a_drain_waits_for_the_calls_of_its_policy_only(fleet, engine):
     )
     await engine.planner_reached.wait()
 
-    assert {"mode": "wait", "in_flight": 0, "drained": True} == await fleet.send(1, "/policies/judge/pause?drain_s=20")
-    assert {"mode": "wait", "in_flight": 0, "drained": True} == await fleet.send(1, "/policy/pause?drain_s=20")
-    assert {"mode": "wait", "in_flight": 1, "drained": False} == await fleet.send(1, "/policies/planner/pause")
+    assert await fleet.send(1, "/policies/judge/pause?drain_s=20") == {"mode": "wait", "in_flight": 0, "drained": True}
+    assert await fleet.send(1, "/policy/pause?drain_s=20") == {"mode": "wait", "in_flight": 0, "drained": True}
+    assert await fleet.send(1, "/policies/planner/pause") == {"mode": "wait", "in_flight": 1, "drained": False}
     call.cancel()
 
 
@@ -149,11 +152,11 @@ async def test_an_abort_stops_the_calls_of_its_policy_only(fleet, engine, store)
     await judge
     (step,) = await wait_for_steps(store, "p")
 
-    assert {"mode": "wait", "in_flight": 0, "drained": True} == unrelated == paused
-    assert ("planner", "partial", "the call was aborted because the weights changed") == (
+    assert unrelated == paused == {"mode": "wait", "in_flight": 0, "drained": True}
+    assert (
         step.policy, step.status, step.reason,
-    )  # fmt: skip
-    assert [("judge", "complete")] == [(step.policy, step.status) for step in await stored_steps(store, "j")]
+    ) == ("planner", "partial", "the call was aborted because the weights changed")  # fmt: skip
+    assert [(step.policy, step.status) for step in await stored_steps(store, "j")] == [("judge", "complete")]
 
 
 async def test_the_version_at_the_end_of_a_call_is_its_policys(fleet, engine, store, http):
@@ -164,13 +167,13 @@ async def test_the_version_at_the_end_of_a_call_is_its_policys(fleet, engine, st
     await engine.planner_reached.wait()
     for policy, version in (("judge", 8), ("planner", 2), ("default", 9)):
         async with http.put(f"{fleet.url}/policies/{policy}", json={"version": version}) as response:
-            assert 200 == response.status
+            assert response.status == 200
     await fleet.send(1, "/policies/planner/pause", {"in_flight": "abort"})
     with pytest.raises(ServerDisconnectedError):
         await call
     (step,) = await wait_for_steps(store, "p")
 
-    assert (None, "2") == (step.policy_version, step.policy_version_end)
+    assert (step.policy_version, step.policy_version_end) == (None, "2")
 
 
 ROUTES = [("GET", ""), ("PUT", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/adapter")]
@@ -182,10 +185,10 @@ async def test_an_unknown_policy_is_404_in_every_route_and_changes_nothing(proxy
     body = {"name": "planner", "path": "/a", "version": 1}
     for method, route in ROUTES:
         response = await proxy.call(method, f"/policies/{name}{route}", json=body)
-        assert (404, "not_found") == (response.status, response.json["error"]["code"]), (method, route)
+        assert (response.status, response.json["error"]["code"]) == (404, "not_found"), (method, route)
         assert "planner, judge, default" in response.json["error"]["message"]
 
-    assert {} == await store.announcements.read()
+    assert await store.announcements.read() == {}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,7 @@ async def test_an_unknown_policy_is_404_in_every_route_and_changes_nothing(proxy
 async def test_an_invalid_request_changes_nothing(proxy, store, method, route, body, status):
     """An adapter is a model of its policy, and is named if the policy has several models."""
     assert status == (await proxy.call(method, f"/policies/planner{route}", data=body)).status
-    assert {} == await store.announcements.read()
+    assert await store.announcements.read() == {}
 
 
 async def test_a_model_that_no_policy_lists_is_logged_once(proxy, store, caplog):
@@ -217,8 +220,8 @@ async def test_a_model_that_no_policy_lists_is_logged_once(proxy, store, caplog)
     for model in ("other", "planner", "other"):
         await proxy.chat(model, model=model)
 
-    assert ["other"] == [record.fields["model"] for record in caplog.records if "No policy" in record.message]
-    assert [("default", None)] == await recorded(store, "other")
+    assert [record.fields["model"] for record in caplog.records if "No policy" in record.message] == ["other"]
+    assert await recorded(store, "other") == [("default", None)]
 
 
 async def test_a_process_without_the_policies_records_and_pauses_their_calls_as_default(proxy, store, http, engine):
@@ -228,12 +231,12 @@ async def test_a_process_without_the_policies_records_and_pauses_their_calls_as_
     async with running(settings_for(engine.url), store) as other:
         await proxy.post("/policies/planner/pause", {"mode": "reject"})
         async with http.post(other.url + path.format("elsewhere"), json=body) as sent:
-            assert 200 == sent.status
+            assert sent.status == 200
         async with http.get(f"{other.url}/policies") as response:
             names = [policy["name"] for policy in (await response.json())["policies"]]
         async with http.put(f"{other.url}/policies/planner", json={"version": 1}) as unknown:
-            assert 404 == unknown.status
+            assert unknown.status == 404
         refused = await proxy.post(path.format("here"), body)
 
-    assert (["default"], 429) == (names, refused.status)
-    assert [("default", None)] == await recorded(store, "elsewhere")
+    assert (names, refused.status) == (["default"], 429)
+    assert await recorded(store, "elsewhere") == [("default", None)]

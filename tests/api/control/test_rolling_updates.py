@@ -40,11 +40,11 @@ async def test_a_held_endpoint_is_shown_by_all_processes_until_it_is_released(se
     ahead = [await shown(send, at) for at in (0, 1)]
     await send("PUT", "/policy", {"version": 2})
 
-    assert (200, {"mode": None, "in_flight": 0, "drained": True, "held": ["first"], "versions": {}}) == paused
-    assert [("1", ["first"], {})] * 2 == held
-    assert (200, {"mode": None, "held": [], "versions": {"first": "2"}}) == released
-    assert [("1", [], {"first": "2"})] * 2 == ahead
-    assert [("2", None, None)] * 2 == [await shown(send, at) for at in (0, 1)]
+    assert paused == (200, {"mode": None, "in_flight": 0, "drained": True, "held": ["first"], "versions": {}})
+    assert held == [("1", ["first"], {})] * 2
+    assert released == (200, {"mode": None, "held": [], "versions": {"first": "2"}})
+    assert ahead == [("1", [], {"first": "2"})] * 2
+    assert [await shown(send, at) for at in (0, 1)] == [("2", None, None)] * 2
 
 
 async def test_the_end_of_a_pause_releases_all_endpoints(send):
@@ -53,7 +53,7 @@ async def test_the_end_of_a_pause_releases_all_endpoints(send):
     await send("POST", "/policy/pause", {"in_flight": "resume"}, at=1)
     _, resumed = await send("POST", "/policy/resume", at=1)
 
-    assert ({"mode": None, "in_flight": 0}, (None, None, None)) == (resumed, await shown(send, 0))
+    assert (resumed, await shown(send, 0)) == ({"mode": None, "in_flight": 0}, (None, None, None))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def test_the_end_of_a_pause_releases_all_endpoints(send):
 async def test_an_invalid_hold_or_release_is_422_and_changes_nothing(send, path, body):
     status, _ = await send("POST", f"/policy/{path}", body)
 
-    assert (422, (None, None, None)) == (status, await shown(send, 0))
+    assert (status, await shown(send, 0)) == (422, (None, None, None))
 
 
 async def test_an_unknown_endpoint_is_named_with_those_that_exist(send):
@@ -82,8 +82,8 @@ async def test_an_unknown_endpoint_is_named_with_those_that_exist(send):
     _, refused = await send("POST", "/policy/pause", {**HELD, "endpoints": ["first", "third"]})
     status, _ = await send("POST", "/policy/resume", {"endpoints": ["third"]})
 
-    assert "Engine 'third' not found. The engines are first, second." == refused["error"]["message"]
-    assert ("endpoints", 200) == (refused["error"]["param"], status)
+    assert refused["error"]["message"] == "Engine 'third' not found. The engines are first, second."
+    assert (refused["error"]["param"], status) == ("endpoints", 200)
 
 
 async def test_a_release_with_a_lower_version_is_409_and_the_endpoint_stays_held(send):
@@ -93,8 +93,8 @@ async def test_a_release_with_a_lower_version_is_409_and_the_endpoint_stays_held
     still = await shown(send, 1)
     status, released = await send("POST", "/policy/resume", {"endpoints": ["first"], "version": 4, "run": "b"})
 
-    assert (409, "lower_version", ["first"]) == (lower, refused["error"]["code"], still[1])
-    assert (200, {"first": "4"}) == (status, released["versions"])
+    assert (lower, refused["error"]["code"], still[1]) == (409, "lower_version", ["first"])
+    assert (status, released["versions"]) == (200, {"first": "4"})
 
 
 async def test_engines_are_listed_with_the_policies_of_their_models(store, http):
@@ -108,10 +108,10 @@ async def test_engines_are_listed_with_the_policies_of_their_models(store, http)
         async with running(settings, store) as served, http.get(f"{served.url}/engines") as response:
             found = {engine["name"]: engine["policies"] for engine in (await response.json())["engines"]}
 
-    assert {
+    assert found == {
         "both": ["planner", "judge"],
         "any": ["planner", "judge", "default"],
         "other": ["default"],
         "judges": ["judge", "default"],
         "unknown": ["planner", "judge", "default"],
-    } == found
+    }

@@ -24,11 +24,11 @@ async def test_an_agent_needs_only_the_base_url_and_the_key_of_an_opened_rollout
     await agent.close()
     rollout = await proxy.get("/rollouts/a%2Fb%20%7Bc%7D")
 
-    assert (201, "a/b {c}") == (opened.status, opened.json["rollout_id"])
+    assert (opened.status, opened.json["rollout_id"]) == (201, "a/b {c}")
     assert {"steps": 1, "exact": 1, "flagged": 0}.items() <= rollout.json["counts"].items()
-    assert ("open", {"task": 7}, "g1", 3) == (
+    assert (
         rollout.json["status"], rollout.json["metadata"], rollout.json["group_id"], rollout.json["limits"]["max_steps"]
-    )  # fmt: skip
+    ) == ("open", {"task": 7}, "g1", 3)  # fmt: skip
 
 
 @pytest.mark.parametrize("rollout", [".", ".."])
@@ -72,7 +72,7 @@ async def test_opening_a_rollout_is_idempotent(proxy):
     await proxy.chat("r1")
     second = await proxy.post("/rollouts", {"metadata": {"a": 1}, "rollout_id": "r1"})
 
-    assert (201, 200) == (first.status, second.status)
+    assert (first.status, second.status) == (201, 200)
     assert first.json == second.json
 
 
@@ -81,8 +81,8 @@ async def test_opening_a_rollout_again_with_another_body_is_409(proxy):
     await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"a": 1}})
     second = await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"a": 2}})
 
-    assert (409, "conflict_error") == (second.status, second.json["error"]["type"])
-    assert {"a": 1} == (await proxy.get("/rollouts/r1")).json["metadata"]
+    assert (second.status, second.json["error"]["type"]) == (409, "conflict_error")
+    assert (await proxy.get("/rollouts/r1")).json["metadata"] == {"a": 1}
 
 
 @pytest.mark.parametrize(("sent", "mode"), [("append", "append"), ("off", "off"), (False, "off")])
@@ -90,12 +90,12 @@ async def test_the_continuation_mode_of_a_rollout_is_set_at_the_opening_and_by_p
     """False is `off`, as YAML reads it. The same opening again returns the same response; null restores the configured mode."""
     opened = await proxy.post("/rollouts", {"rollout_id": "r1", "continuation": sent})
     again = await proxy.post("/rollouts", {"rollout_id": "r1", "continuation": mode})
-    assert (201, 200, mode) == (opened.status, again.status, opened.json["continuation"])
+    assert (opened.status, again.status, opened.json["continuation"]) == (201, 200, mode)
     assert opened.json == again.json
 
     await proxy.post("/rollouts", {"rollout_id": "r2"})
     patched = await proxy.patch("/rollouts/r2", {"continuation": sent})
-    assert (mode, mode) == (patched.json["continuation"], (await proxy.get("/rollouts/r2")).json["continuation"])
+    assert (patched.json["continuation"], (await proxy.get("/rollouts/r2")).json["continuation"]) == (mode, mode)
 
     await proxy.patch("/rollouts/r2", {"reward": 1})
     assert mode == (await proxy.get("/rollouts/r2")).json["continuation"]
@@ -121,7 +121,7 @@ async def test_an_unknown_continuation_mode_is_422_and_the_error_lists_the_modes
         await proxy.patch("/rollouts/r1", {"continuation": mode}),
     ]
 
-    assert [422] * 3 == [response.status for response in refused]
+    assert [response.status for response in refused] == [422] * 3
     assert all("'off', 'faithful' or 'append'" in response.json["error"]["message"] for response in refused)
 
 
@@ -129,13 +129,13 @@ async def test_opening_a_rollout_that_a_call_created_is_409(proxy):
     """Its terms did not apply to that call."""
     await proxy.chat("r1")
 
-    assert 409 == (await proxy.post("/rollouts", {"rollout_id": "r1"})).status
+    assert (await proxy.post("/rollouts", {"rollout_id": "r1"})).status == 409
 
 
 async def test_opening_a_rollout_without_an_id_creates_one(proxy):
     first, second = await proxy.post("/rollouts", {}), await proxy.post("/rollouts")
 
-    assert (201, 201) == (first.status, second.status)
+    assert (first.status, second.status) == (201, 201)
     assert first.json["rollout_id"] != second.json["rollout_id"]
 
 
@@ -155,7 +155,7 @@ async def test_an_invalid_opening_is_422_and_names_the_field(proxy):
         response = await proxy.post("/rollouts", body)
         assert status == response.status, body
         assert named in response.json["error"]["message"]
-        assert [] == (await proxy.get("/rollouts")).json["rollouts"]
+        assert (await proxy.get("/rollouts")).json["rollouts"] == []
 
 
 async def test_pages_of_rollouts_are_newest_first_and_stable_under_concurrent_openings(proxy):
@@ -182,10 +182,10 @@ async def test_rollouts_can_be_filtered_by_status_group_and_time(proxy):
     async def listed(query):
         return [rollout["rollout_id"] for rollout in (await proxy.get(f"/rollouts?{query}")).json["rollouts"]]
 
-    assert ["r1"] == await listed("group_id=g1")
-    assert ["r2"] == await listed("group_id=g2")
-    assert ["r2"] == await listed("status=failed")
-    assert [] == await listed("since=9999999999")
+    assert await listed("group_id=g1") == ["r1"]
+    assert await listed("group_id=g2") == ["r2"]
+    assert await listed("status=failed") == ["r2"]
+    assert await listed("since=9999999999") == []
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
@@ -221,7 +221,7 @@ async def test_filtered_pages_have_every_rollout_that_matches_once(proxy, store,
     assert names[::3] == await listed("group_id=g")
     assert names[::6] == await listed("group_id=g&status=failed")
     assert names == await listed("until=9999999999")
-    assert [] == await listed("until=1&policy=default") == await listed("policy=other") == await listed("group_id=none")
+    assert await listed("until=1&policy=default") == await listed("policy=other") == await listed("group_id=none") == []
 
 
 async def test_an_invalid_query_of_rollouts_is_400_and_names_the_parameter(proxy):
@@ -249,9 +249,9 @@ async def test_rewards_and_metadata_can_be_patched_after_the_finish(proxy):
     await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 0.5})
     patched = await proxy.patch("/rollouts/r1", {"reward": 1, "step_rewards": {step: -2.5}, "advantages": [0.5, 0.25]})
 
-    assert 200 == patched.status
+    assert patched.status == 200
     expected = {"reward": 1.0, "step_rewards": {step: -2.5}, "advantages": [0.5, 0.25], "metadata": {"a": 1}}
-    assert expected == {name: patched.json[name] for name in expected}
+    assert {name: patched.json[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("body", [{"reward": "much"}, {"step_rewards": {"unknown": 1}}, {"status": "open"}])
@@ -260,7 +260,7 @@ async def test_an_invalid_patch_is_422_and_changes_nothing(proxy, body):
     before = (await proxy.get("/rollouts/r1")).json
     response = await proxy.patch("/rollouts/r1", body)
 
-    assert 422 == response.status
+    assert response.status == 422
     assert before == (await proxy.get("/rollouts/r1")).json
 
 
@@ -272,7 +272,7 @@ async def test_a_patch_of_a_rollout_that_is_deleted_during_the_patch_is_404(prox
     await proxy.delete("/rollouts/r1")
     store.waiting.pop("update_if").set()
 
-    assert 404 == (await patching).status
+    assert (await patching).status == 404
 
 
 async def test_a_finish_is_idempotent_and_closes_the_rollout(proxy):
@@ -284,11 +284,11 @@ async def test_a_finish_is_idempotent_and_closes_the_rollout(proxy):
     reward = await proxy.post("/rollouts/r1/finish", {"status": "completed", "reward": 2})
     call = await proxy.post("/rollouts/r1/v1/chat/completions", {"messages": []})
 
-    assert (200, 200, 409, 409, 409) == (first.status, second.status, other.status, reward.status, call.status)
+    assert (first.status, second.status, other.status, reward.status, call.status) == (200, 200, 409, 409, 409)
     counted_later = {"drift": None, "touched_ms": 0}  # in the background, after the response
     assert first.json | counted_later == second.json | counted_later
-    assert ("completed", 1.0, {"b": 2}) == (first.json["status"], first.json["reward"], first.json["metadata"])
-    assert ("rollout_closed", "false") == (call.json["error"]["type"], call.headers["X-Should-Retry"])
+    assert (first.json["status"], first.json["reward"], first.json["metadata"]) == ("completed", 1.0, {"b": 2})
+    assert (call.json["error"]["type"], call.headers["X-Should-Retry"]) == ("rollout_closed", "false")
 
 
 async def test_concurrent_finishes_with_different_statuses_agree_on_one(proxy):
@@ -312,8 +312,8 @@ async def test_of_two_concurrent_finishes_the_first_stored_one_counts(proxy, sto
     quick = await proxy.post("/rollouts/r1/finish", {"status": "completed"})
     overtaken.set()
 
-    assert (200, status) == (quick.status, (await slow).status)
-    assert "completed" == (await proxy.get("/rollouts/r1")).json["status"]
+    assert (quick.status, (await slow).status) == (200, status)
+    assert (await proxy.get("/rollouts/r1")).json["status"] == "completed"
 
 
 async def test_a_call_in_flight_does_not_recreate_a_deleted_rollout(proxy, store):
@@ -326,16 +326,16 @@ async def test_a_call_in_flight_does_not_recreate_a_deleted_rollout(proxy, store
     store.waiting.pop("append").set()
     await call
 
-    assert (204, 204, 404) == (first.status, second.status, (await proxy.get("/rollouts/r1")).status)
+    assert (first.status, second.status, (await proxy.get("/rollouts/r1")).status) == (204, 204, 404)
     assert await store.get("r1") is None
-    assert ["r0"] == [rollout["rollout_id"] for rollout in (await proxy.get("/rollouts")).json["rollouts"]]
+    assert [rollout["rollout_id"] for rollout in (await proxy.get("/rollouts")).json["rollouts"]] == ["r0"]
 
 
 @pytest.mark.parametrize("path", ["", "/steps", "/steps/x", "/tree", "/export"])
 async def test_an_unknown_rollout_is_404(proxy, path):
     response = await proxy.get(f"/rollouts/absent{path}")
 
-    assert (404, "not_found_error") == (response.status, response.json["error"]["type"])
+    assert (response.status, response.json["error"]["type"]) == (404, "not_found_error")
 
 
 async def test_a_step_reward_can_be_a_list_with_one_value_per_sampled_token(proxy):
@@ -351,8 +351,8 @@ async def test_a_step_reward_can_be_a_list_with_one_value_per_sampled_token(prox
     rollout = (await proxy.get("/rollouts/r1")).json
     shown = (await proxy.get(f"/rollouts/r1/steps/{single.step_id}")).json
 
-    assert [422, 422, 200] == [response.status for response in responses]
-    assert "step_rewards" == responses[0].json["error"]["param"]
+    assert [response.status for response in responses] == [422, 422, 200]
+    assert responses[0].json["error"]["param"] == "step_rewards"
     assert {single.step_id: rewards} == rollout["step_rewards"]
     assert rewards == shown["reward"]
 
@@ -386,7 +386,7 @@ async def test_a_reward_or_advantage_outside_float32_is_422_and_changes_nothing(
     for number in ABSURD:
         refused = await proxy.call("PATCH", "/rollouts/r1", data=(body % number).replace("STEP", step_id))
         after = (await proxy.get("/rollouts/r1")).json
-        assert (422, before) == (refused.status, after), refused.text
+        assert (refused.status, after) == (422, before), refused.text
 
 
 async def test_a_finish_with_a_reward_outside_float32_is_422(proxy):
@@ -394,14 +394,14 @@ async def test_a_finish_with_a_reward_outside_float32_is_422(proxy):
     await proxy.chat("r1")
     for number in ABSURD:
         refused = await proxy.call("POST", "/rollouts/r1/finish", data=f'{{"status": "completed", "reward": {number}}}')
-        assert (422, "open") == (refused.status, (await proxy.get("/rollouts/r1")).json["status"]), number
+        assert (refused.status, (await proxy.get("/rollouts/r1")).json["status"]) == (422, "open"), number
 
 
 async def test_a_reward_within_float32_is_stored_exactly(proxy):
     await proxy.chat("r1")
     for number in (3.4028234663852886e38, -3.4028234663852886e38, 0, 2**63, 1e-310):
         patched = await proxy.patch("/rollouts/r1", {"reward": number, "advantages": {"s": [number]}})
-        assert (200, number, [number]) == (patched.status, patched.json["reward"], patched.json["advantages"]["s"])
+        assert (patched.status, patched.json["reward"], patched.json["advantages"]["s"]) == (200, number, [number])
 
 
 async def test_the_error_of_many_invalid_rewards_is_short(proxy):
@@ -409,5 +409,5 @@ async def test_the_error_of_many_invalid_rewards_is_short(proxy):
     await proxy.chat("r1")
     invalid = await proxy.call("PATCH", "/rollouts/r1", data='{"advantages": [' + ", ".join(["1e39"] * 10_000) + "]}")
 
-    assert (404, 422) == (unknown.status, invalid.status)
+    assert (unknown.status, invalid.status) == (404, 422)
     assert len(invalid.text) < 2_000

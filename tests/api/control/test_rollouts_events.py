@@ -17,9 +17,9 @@ from storage.types import Change
 async def follow(proxy, query=""):
     """Yield the events from now on, each as its name and its data."""
     async with proxy.http.get(f"{proxy.url}/events{query}") as response:
-        assert 200 == response.status, await response.text()
-        assert "text/event-stream" == response.headers["Content-Type"]
-        assert b": following\n" == await response.content.readline()
+        assert response.status == 200, await response.text()
+        assert response.headers["Content-Type"] == "text/event-stream"
+        assert await response.content.readline() == b": following\n"
 
         async def events():
             name = None
@@ -40,7 +40,7 @@ async def test_a_call_is_an_event_with_its_step_and_a_finish_one_without(proxy):
         received = [await anext(events) for _ in range(3)]
     (step,) = (await proxy.get("/rollouts/r%201/steps")).json["steps"]
 
-    assert {"changed"} == {name for name, _ in received}
+    assert {name for name, _ in received} == {"changed"}
     assert [
         {"rollout_id": "r 1", "index": None, "step_id": None},
         {"rollout_id": "r 1", "index": 0, "step_id": step["step_id"]},
@@ -52,17 +52,17 @@ async def test_events_can_be_filtered_by_rollout_and_include_changes_by_other_pr
     async with running(settings_for(None), store) as other, follow(proxy, "?rollout_id=b") as events:
         for name in ("a", "b"):
             async with proxy.http.post(f"{other.url}/rollouts", json={"rollout_id": name}) as response:
-                assert 201 == response.status
+                assert response.status == 201
 
-        assert "b" == (await anext(events))[1]["rollout_id"]
+        assert (await anext(events))[1]["rollout_id"] == "b"
 
 
 async def test_the_shutdown_ends_event_streams(store, http):
     async with running(settings_for(None), store) as served:
         response = await http.get(f"{served.url}/events")
-        assert b": following\n" == await response.content.readline()
+        assert await response.content.readline() == b": following\n"
     async with asyncio.timeout(50):
-        assert b"" == (await response.content.read()).strip()
+        assert (await response.content.read()).strip() == b""
 
 
 async def test_events_are_503_while_the_store_is_unreachable(proxy, store, monkeypatch):
@@ -72,13 +72,13 @@ async def test_events_are_503_while_the_store_is_unreachable(proxy, store, monke
 
     monkeypatch.setattr(store._store, "changes", Unreachable())
 
-    assert 503 == (await proxy.get("/events")).status
+    assert (await proxy.get("/events")).status == 503
 
 
 async def test_an_unknown_parameter_of_events_is_400_and_named(proxy):
     response = await proxy.get("/events?rollout=r")
 
-    assert 400 == response.status
+    assert response.status == 400
     assert "rollout_id" in str(response.json)
 
 
@@ -86,5 +86,5 @@ async def test_an_unknown_parameter_of_events_is_400_and_named(proxy):
 def test_a_rollout_id_with_line_breaks_or_quotes_stays_within_one_event(name):
     event = to_event(Change(name, 3, "s"))
 
-    assert 3 == event.count(b"\n")
-    assert 3 == orjson.loads(event.split(b"data: ")[1])["index"]
+    assert event.count(b"\n") == 3
+    assert orjson.loads(event.split(b"data: ")[1])["index"] == 3

@@ -23,7 +23,7 @@ async def played(proxy):
     """Play `r1` back as `p1`, with a call that is refused, an inherited step and a live one; return the steps of `r1`."""
     steps = await proxy.turns("r1", 2)
     await proxy.open("p1", playback={"of": "r1", "before": steps[1], "ignore": ["a *"]})
-    assert 422 == (await proxy.post("/rollouts/p1/v1/chat/completions", OTHER)).status
+    assert (await proxy.post("/rollouts/p1/v1/chat/completions", OTHER)).status == 422
     assert steps[0] == (await proxy.turns("p1", 2))[0]
     return steps
 
@@ -43,8 +43,8 @@ async def test_a_playback_has_its_source_and_its_counts(proxy, played):
     progress = {"answered": 1, "live": 1, "branched": True, "mismatches": 1, "first_mismatch": first}
     sampled = sum(len(choice["ids"]) for choice in (await proxy.steps("p1"))[0]["choices"])
 
-    assert {**tape, **progress} == shown["playback"]
-    assert (2, 1, sampled) == tuple(shown["counts"][name] for name in ("steps", "inherited", "inherited_tokens"))
+    assert shown["playback"] == {**tape, **progress}
+    assert tuple(shown["counts"][name] for name in ("steps", "inherited", "inherited_tokens")) == (2, 1, sampled)
     listed = (await proxy.get("/rollouts")).json["rollouts"]
     assert {"p1": shown["playback"], "r1": None} == {row["rollout_id"]: row.get("playback") for row in listed}
     assert shown["playback"] == (await proxy.get("/rollouts/p1/tree")).json["playback"]
@@ -64,9 +64,9 @@ async def test_the_opening_has_what_does_not_change(proxy, played):
     opening = {"rollout_id": "p2", "playback": {"of": "r1"}}
     opened = (await proxy.post("/rollouts", opening)).json
     await proxy.turns("p2", 1)
-    assert 422 == (await proxy.post("/rollouts/p2/v1/chat/completions", OTHER)).status
+    assert (await proxy.post("/rollouts/p2/v1/chat/completions", OTHER)).status == 422
 
-    assert {"of": "r1", "on_mismatch": "refuse", "answerable": 2, "unanswerable": 0} == opened["playback"]
+    assert opened["playback"] == {"of": "r1", "on_mismatch": "refuse", "answerable": 2, "unanswerable": 0}
     assert opened == (await proxy.post("/rollouts", opening)).json
 
 
@@ -81,9 +81,9 @@ async def test_the_calls_of_playbacks_are_counted_by_result(proxy, played):
     gone = await proxy.post(CALLS.format("p2"), OTHER)
     after = await metrics_of(proxy)
 
-    assert (200, 410) == (again.status, gone.status)
-    assert {"answered": 1, "again": 0, "live": 1, "refused": 1, "gone": 0} == {name: before[name] for name in RESULTS}
-    assert {"answered": 2, "again": 1, "live": 1, "refused": 1, "gone": 1} == {name: after[name] for name in RESULTS}
+    assert (again.status, gone.status) == (200, 410)
+    assert {name: before[name] for name in RESULTS} == {"answered": 1, "again": 0, "live": 1, "refused": 1, "gone": 0}
+    assert {name: after[name] for name in RESULTS} == {"answered": 2, "again": 1, "live": 1, "refused": 1, "gone": 1}
     assert before["tokens"] == after["tokens"] > 0
 
 
@@ -104,5 +104,5 @@ async def test_an_inherited_step_names_where_it_was_sampled(proxy, played):
     live = {"rollout_id": "p1", "step_id": (await proxy.steps("p1"))[1]["step_id"]}
     for rollout, expected in (("p1", [origin, None]), ("p2", [origin, live])):
         nodes = (await proxy.get(f"/rollouts/{rollout}/tree")).json["nodes"]
-        assert expected == [node.get("inherited") for node in nodes]
-        assert expected == [step.get("inherited") for step in await proxy.steps(rollout)]
+        assert [node.get("inherited") for node in nodes] == expected
+        assert [step.get("inherited") for step in await proxy.steps(rollout)] == expected

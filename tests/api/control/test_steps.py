@@ -21,17 +21,17 @@ async def test_a_step_has_its_request_response_ids_logprobs_timing_and_fidelity(
     step = (await proxy.get(f"/rollouts/r1/steps/{step_id}")).json
     listed = (await proxy.get("/rollouts/r1/steps")).json
 
-    assert [step] == listed["steps"]
+    assert listed["steps"] == [step]
     assert listed["after"] is None
-    assert (step_id, "r1", 0, "chat") == (step["step_id"], step["rollout_id"], step["index"], step["dialect"])
-    assert {"return_token_ids": True, "logprobs": True} == step["sent"]["set"]
+    assert (step["step_id"], step["rollout_id"], step["index"], step["dialect"]) == (step_id, "r1", 0, "chat")
+    assert step["sent"]["set"] == {"return_token_ids": True, "logprobs": True}
     assert "return_token_ids" not in step["request"]
-    assert {"asked": "policy", "served": "policy"} == step["model"]
+    assert step["model"] == {"asked": "policy", "served": "policy"}
     choice = step["choices"][0]
     assert len(choice["ids"]) == len(choice["logprobs"]) == step["usage"]["completion_tokens"]
     assert len(step["prompt_ids"]) == step["usage"]["prompt_tokens"]
     assert step["response"]["choices"][0]["token_ids"] is None
-    assert {"exact": True, "problems": [], "why": []} == step["fidelity"]
+    assert step["fidelity"] == {"exact": True, "problems": [], "why": []}
     timing = step["timing"]
     assert timing["received"] <= timing["sent"] <= timing["first_byte"] <= timing["last_byte"] <= timing["stored"]
 
@@ -43,8 +43,8 @@ async def test_a_step_of_several_prompts_has_no_prompt_ids(proxy):
     (step,) = await proxy.steps("r1")
 
     assert step["prompt_ids"] is None
-    assert [0, 1] == [choice["prompt"] for choice in step["choices"]]
-    assert 2 == len(step["prompts"])
+    assert [choice["prompt"] for choice in step["choices"]] == [0, 1]
+    assert len(step["prompts"]) == 2
 
 
 async def test_steps_are_paged_by_index_and_available_as_ndjson(proxy):
@@ -61,7 +61,7 @@ async def test_an_unknown_step_is_404_and_named(proxy):
     await proxy.chat("r1")
     response = await proxy.get("/rollouts/r1/steps/nothing")
 
-    assert 404 == response.status
+    assert response.status == 404
     assert "nothing" in response.json["error"]["message"]
 
 
@@ -69,7 +69,7 @@ async def test_an_unknown_step_is_404_and_named(proxy):
 async def test_an_invalid_page_of_steps_is_400(proxy, query):
     await proxy.chat("r1")
 
-    assert 400 == (await proxy.get(f"/rollouts/r1/steps?{query}")).status
+    assert (await proxy.get(f"/rollouts/r1/steps?{query}")).status == 400
 
 
 @pytest.fixture(params=["short", "long"])
@@ -97,7 +97,7 @@ async def test_a_step_that_is_stored_during_a_read_does_not_break_it(proxy, stor
     await proxy.chat("r1", {"role": "user", "content": "word " * 2000}, max_tokens=2)  # a prompt of several blocks
     store.waiting.pop(verb).set()
 
-    assert (200, 200) == ((await read).status, (await proxy.get(f"/rollouts/r1{path}")).status)
+    assert ((await read).status, (await proxy.get(f"/rollouts/r1{path}")).status) == (200, 200)
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])
@@ -114,7 +114,7 @@ async def test_a_rollout_that_is_deleted_during_a_read_is_404(proxy, store, path
         await proxy.chat("r1")
     store.waiting.pop(verb).set()
 
-    assert 404 == (await read).status
+    assert (await read).status == 404
 
 
 async def test_a_rollout_of_40_steps_and_its_tree_are_returned(proxy):
@@ -134,7 +134,7 @@ async def test_an_unreadable_record_is_409_and_never_skipped(proxy, store):
 
     for path in ("/steps", "/export", "/tree"):
         response = await proxy.get(f"/rollouts/r1{path}")
-        assert (409, "damaged_step") == (response.status, response.json["error"]["code"])
+        assert (response.status, response.json["error"]["code"]) == (409, "damaged_step")
         assert "index 1" in response.json["error"]["message"]
 
 
@@ -142,7 +142,7 @@ async def test_the_tree_of_a_conversation_is_one_branch(proxy):
     await proxy.turns("r1", 3)
     tree = (await proxy.get("/rollouts/r1/tree")).json
 
-    assert [None, 0, 1] == [node["parent"] for node in tree["nodes"]]
+    assert [node["parent"] for node in tree["nodes"]] == [None, 0, 1]
     assert {"steps": 3, "nodes": 3, "roots": 1, "leaves": 1, "sequences": 1, "drift": 0}.items() <= tree[
         "counts"
     ].items()
@@ -160,7 +160,7 @@ async def test_the_tree_reports_drift(proxy):
     (drift,) = tree["drift"]
     assert reply.step_id == drift["earlier_step_id"]
     assert drift["expected_ids"] != drift["found_ids"]
-    assert [None, None] == [node["parent"] for node in tree["nodes"]]
+    assert [node["parent"] for node in tree["nodes"]] == [None, None]
 
 
 async def test_a_step_that_does_not_continue_an_earlier_one_by_ids_shows_why(proxy):
@@ -175,7 +175,7 @@ async def test_a_step_that_does_not_continue_an_earlier_one_by_ids_shows_why(pro
     assert ("continuation" in first["extra"], {"reason": "edited"}) == (False, second["extra"]["continuation"])
     assert "continuation" not in tree["nodes"][0]
     assert {"reason": "edited", "why": REASONS["edited"]} == tree["nodes"][1]["continuation"]
-    assert ["edited"] == [drift["reason"] for drift in tree["drift"]]
+    assert [drift["reason"] for drift in tree["drift"]] == ["edited"]
     assert 'tokentape_continuations_total{reason="edited",result="refused"} 1.0' in metrics
 
 
@@ -192,8 +192,8 @@ async def test_the_continuation_mode_is_set_by_the_rollout_or_by_a_header(proxy)
     ]
     steps = await proxy.steps("r1")
 
-    assert [200, 200, 200, 200, 400] == [response.status for response in responses]
-    assert [False, False, True, True, False] == ["continuation" in step["extra"] for step in steps]
+    assert [response.status for response in responses] == [200, 200, 200, 200, 400]
+    assert ["continuation" in step["extra"] for step in steps] == [False, False, True, True, False]
     assert "X-Rollout-Continuation must be one of off, faithful, append, not 'on'." in responses[-1].text.decode()
 
 
@@ -215,7 +215,7 @@ async def test_a_continued_step_shows_the_ids_that_were_kept(store):
         shown = node["continuation"]
         assert (before["step_id"], 0, before["end"]) == (shown["step_id"], shown["choice"], shown["kept"])
         assert node["start"] == shown["kept"] + shown["bridge"]
-    assert [None, 0, 1, 2] == [node["parent"] for node in tree["nodes"]]
+    assert [node["parent"] for node in tree["nodes"]] == [None, 0, 1, 2]
     assert any("rendered" in node["continuation"] for node in later)
     counted = re.findall(r'continuations_total{reason="none",result="(?:continued|unchanged)"} (\d)', metrics)
     assert (len(steps) - 1, []) == (sum(map(int, counted)), tree["drift"])

@@ -46,10 +46,10 @@ async def test_the_images_of_a_call_are_returned_byte_for_byte(proxy):
     names = (await step_of(proxy, reply))["extra"]["images"]["ids"]
     found = [await proxy.get(f"/rollouts/r1/images/{name}") for name in names]
 
-    assert [(200, ONE), (200, TWO)] == [(response.status, response.text) for response in found]
+    assert [(response.status, response.text) for response in found] == [(200, ONE), (200, TWO)]
     headers = found[0].headers
-    assert ("image/png", "nosniff") == (headers["Content-Type"], headers["X-Content-Type-Options"])
-    assert "default-src 'none'; sandbox" == headers["Content-Security-Policy"]
+    assert (headers["Content-Type"], headers["X-Content-Type-Options"]) == ("image/png", "nosniff")
+    assert headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
     assert "Content-Disposition" not in headers
 
 
@@ -58,11 +58,11 @@ async def test_bytes_that_are_no_image_are_a_download(proxy):
     (name,) = (await step_of(proxy, reply))["extra"]["images"]["ids"]
     response = await proxy.get(f"/rollouts/r1/images/{name}")
 
-    assert (200, b"<script>alert(1)</script>") == (response.status, response.text)
-    assert ("application/octet-stream", "attachment") == (
+    assert (response.status, response.text) == (200, b"<script>alert(1)</script>")
+    assert (
         response.headers["Content-Type"],
         response.headers["Content-Disposition"],
-    )
+    ) == ("application/octet-stream", "attachment")
 
 
 async def test_data_that_is_not_base64_is_422(proxy):
@@ -72,8 +72,8 @@ async def test_data_that_is_not_base64_is_422(proxy):
     (step,) = await proxy.steps("r1")
     response = await proxy.get(f"/rollouts/r1/images/{step['extra']['images']['ids'][0]}")
 
-    assert ("error", url) == (step["status"], step["request"]["messages"][0]["content"][0]["image_url"]["url"])
-    assert (422, "image") == (response.status, response.json["error"]["param"])
+    assert (step["status"], step["request"]["messages"][0]["content"][0]["image_url"]["url"]) == ("error", url)
+    assert (response.status, response.json["error"]["param"]) == (422, "image")
 
 
 @pytest.mark.parametrize("name", ["0" * 32, "x", "A" * 32, "%00", "message"])
@@ -84,8 +84,8 @@ async def test_an_unknown_image_is_404(proxy, store, name):
         images = set(names_in([ASK]))
         name = next(block.hex() for block in await store.blocks("r1") if block.hex() not in images)
 
-    assert 404 == (await proxy.get(f"/rollouts/r1/images/{name}")).status
-    assert 404 == (await proxy.get(f"/rollouts/none/images/{names_in([ASK])[0]}")).status
+    assert (await proxy.get(f"/rollouts/r1/images/{name}")).status == 404
+    assert (await proxy.get(f"/rollouts/none/images/{names_in([ASK])[0]}")).status == 404
 
 
 async def test_images_require_a_control_key(store, http, engine_options):
@@ -93,7 +93,7 @@ async def test_images_require_a_control_key(store, http, engine_options):
     async with simulating("127.0.0.1:0", engine_options) as engine, proxying(engine, store, **keys) as served:
         body = {"model": "m", "messages": [ASK], "max_tokens": 2}
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=body) as response:
-            assert 200 == response.status
+            assert response.status == 200
         url = f"{served.url}/rollouts/r1/images/{names_in([ASK])[0]}"
         for headers, status in (({}, 401), ({"Authorization": "Bearer secret"}, 200)):
             async with http.get(url, headers=headers) as response:
@@ -177,12 +177,12 @@ async def test_translated_dialects_have_the_same_images(proxy, store, path, body
     records = await store.read("r1", 0, 9)
     stored = [*(await store.blocks("r1")).values(), *records]
 
-    assert 200 == response.status, response.text
+    assert response.status == 200, response.text
     of_path = {"model": "m"} | ({"stream": False} if body is GEMINI else {})
-    assert {**of_path, **body} == recorded.request
-    assert (WEB, ONE * 40) == (web, (await proxy.get(f"/rollouts/r1/images/{name}")).text)
+    assert recorded.request == {**of_path, **body}
+    assert (web, (await proxy.get(f"/rollouts/r1/images/{name}")).text) == (WEB, ONE * 40)
     assert all(len(block) < len(data_of(ONE * 40)) for block in stored)
-    assert [name, web] == [row.image for row in placed(recorded, recorded.prompts[0]) if row.start is not None]
+    assert [row.image for row in placed(recorded, recorded.prompts[0]) if row.start is not None] == [name, web]
 
 
 async def test_rows_name_the_places_of_images_in_order(proxy):
@@ -195,13 +195,13 @@ async def test_rows_name_the_places_of_images_in_order(proxy):
     (row,) = (await export(proxy)).json["rows"]
     one, two = names_in([ASK])[0], names_in([tool])[0]
 
-    assert [one, two, one, WEB] == [place["image"] for place in row["images"]]
+    assert [place["image"] for place in row["images"]] == [one, two, one, WEB]
     assert step["fidelity"]["exact"]
     for place in row["images"]:
         run = row["token_ids"][place["start"] : place["start"] + place["length"]]
         assert {step["extra"]["images"]["token"]} == set(run)
         assert 4 <= len(run) < 8
-    assert "content" == step["extra"]["continuation"]["reason"]
+    assert step["extra"]["continuation"]["reason"] == "content"
 
 
 async def test_rows_of_formats_with_a_place_have_references(proxy):
@@ -213,11 +213,11 @@ async def test_rows_of_formats_with_a_place_have_references(proxy):
     refused = await export(proxy, "tinker")
 
     (verl,), (slime,), (openrlhf,) = (found[form]["rows"] for form in ("verl", "slime", "openrlhf"))
-    assert {"images": [path, WEB]} == verl["multi_modal_data"] == slime["multimodal_inputs"]
-    assert [path, WEB] == openrlhf["images"]
-    assert [[[path, WEB]]] * 2 == [found[form]["rows"][0]["images"] for form in ("trl", "scored_data")]
-    assert ONE == (await proxy.get(path)).text
-    assert 409 == refused.status
+    assert verl["multi_modal_data"] == slime["multimodal_inputs"] == {"images": [path, WEB]}
+    assert openrlhf["images"] == [path, WEB]
+    assert [found[form]["rows"][0]["images"] for form in ("trl", "scored_data")] == [[[path, WEB]]] * 2
+    assert (await proxy.get(path)).text == ONE
+    assert refused.status == 409
     assert "Format 'tinker' has no place for images; rollout 'r1' has 2." in refused.json["error"]["message"]
 
 
@@ -227,7 +227,7 @@ async def test_another_image_in_the_same_place_is_another_branch(proxy):
     second = user(text("What is this?"), image(url_of(TWO)))
     await proxy.chat("r1", second, first.message, user(text("Again?")), max_tokens=3)
 
-    assert 2 == len((await export(proxy)).json["rows"])
+    assert len((await export(proxy)).json["rows"]) == 2
 
 
 class TestEngineWithoutExpandedIds:
@@ -241,16 +241,16 @@ class TestEngineWithoutExpandedIds:
         await proxy.chat("r1", ASK, max_tokens=3)
         flagged = (await export(proxy, include="flagged")).json["rows"]
 
-        assert [] == (await export(proxy)).json["rows"]
-        assert [["prompt_count"]] == [row["problems"] for row in flagged]
+        assert (await export(proxy)).json["rows"] == []
+        assert [row["problems"] for row in flagged] == [["prompt_count"]]
 
 
 async def test_a_placeholder_in_a_text_is_flagged(proxy):
     reply = await proxy.chat("r1", user(text("A <|image_pad|>!"), image(url_of(ONE))), max_tokens=3)
     step = await step_of(proxy, reply)
 
-    assert ["image_count"] == step["fidelity"]["problems"]
-    assert [] == (await export(proxy)).json["rows"]
+    assert step["fidelity"]["problems"] == ["image_count"]
+    assert (await export(proxy)).json["rows"] == []
     (row,) = (await export(proxy, include="flagged")).json["rows"]
     assert [{"image": names_in([ASK])[0], "start": None, "length": None}] == row["images"]
 

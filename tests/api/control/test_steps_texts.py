@@ -15,7 +15,7 @@ WITH_LOGPROBS = {"logprobs": True, "max_tokens": 12}
 
 async def texts(proxy, step: str, query: str = "") -> dict:
     response = await proxy.get(f"/rollouts/r1/steps/{step}/texts{query}")
-    assert 200 == response.status, response.text
+    assert response.status == 200, response.text
     return response.json
 
 
@@ -27,7 +27,7 @@ async def test_recorded_token_strings_are_returned(proxy):
     prompt, sampled = len(step["prompt_ids"]), len(step["choices"][0]["ids"])
     alone = await texts(proxy, reply.step_id, f"?start={prompt}")
 
-    assert (["engine", "recorded"], prompt + sampled) == (result["sources"], result["total"])
+    assert (result["sources"], result["total"]) == (["engine", "recorded"], prompt + sampled)
     assert (["recorded"], result["texts"][prompt:]) == (alone["sources"], alone["texts"])
     assert "".join(filter(None, alone["texts"])).startswith(reply.message["content"])
 
@@ -54,7 +54,7 @@ async def test_the_memory_for_texts_and_for_prepared_calls_is_a_setting_and_a_me
             found.append(re.findall(rb"^tokentape_(?:text|plan)_cache_bytes (\S+)$", metrics, re.MULTILINE))
         assert "".join(filter(None, shown["texts"]))
 
-    assert [b"0.0", b"0.0"] == found[1]
+    assert found[1] == [b"0.0", b"0.0"]
     assert not {*found[0]} & {*found[1]}
 
 
@@ -64,21 +64,21 @@ async def test_a_window_of_token_texts_has_its_start_and_the_total(proxy):
     part = await texts(proxy, reply.step_id, "?start=2&limit=3")
 
     assert (2, whole["total"], whole["texts"][2:5]) == (part["start"], part["total"], part["texts"])
-    assert [] == (await texts(proxy, reply.step_id, "?start=99999"))["texts"]
+    assert (await texts(proxy, reply.step_id, "?start=99999"))["texts"] == []
 
 
 @pytest.mark.parametrize("query", ["choice=1", "choice=x", "start=-1", "limit=0", "limit=2001", "from=1"])
 async def test_an_invalid_window_or_choice_is_400(proxy, query):
     reply = await proxy.chat("r1", max_tokens=1)
 
-    assert 400 == (await proxy.get(f"/rollouts/r1/steps/{reply.step_id}/texts?{query}")).status
+    assert (await proxy.get(f"/rollouts/r1/steps/{reply.step_id}/texts?{query}")).status == 400
 
 
 async def test_the_texts_of_an_unknown_step_are_404(proxy):
     await proxy.chat("r1", max_tokens=1)
     response = await proxy.get("/rollouts/r1/steps/nothing/texts")
 
-    assert (404, True) == (response.status, "nothing" in response.json["error"]["message"])
+    assert (response.status, "nothing" in response.json["error"]["message"]) == (404, True)
 
 
 async def test_the_tokenizer_of_the_endpoint_precedes_the_engine(proxy, store, http, tmp_path):
@@ -100,7 +100,7 @@ def test_an_id_outside_the_vocabulary_has_no_text():
     def decode(ids):
         return {1: "a", 2: "", 3: "\ufffd"}[ids[0]]
 
-    assert {1: "a", 2: None, 3: None} == _decoded(decode, array("i", [1, 2, 3, 4, -1]))
+    assert _decoded(decode, array("i", [1, 2, 3, 4, -1])) == {1: "a", 2: None, 3: None}
 
 
 async def test_without_any_source_token_texts_are_null(proxy, store, http):
@@ -117,7 +117,7 @@ async def test_the_texts_of_a_choice_begin_with_its_own_prompt(proxy):
     (step,) = await proxy.steps("r1")
     results = [(await texts(proxy, step["step_id"], f"?choice={index}"))["texts"] for index in (0, 1)]
 
-    assert ("one", "and two") == tuple("".join(row[:-2]) for row in results)
+    assert tuple("".join(row[:-2]) for row in results) == ("one", "and two")
 
 
 def recorded_texts(entries: object, dialect: str = "chat", ids: tuple[int, ...] = (5, 6)) -> object:
@@ -147,7 +147,7 @@ def test_recorded_token_strings_are_read_from_logprobs_entries(entries, texts):
 
 
 def test_recorded_token_strings_of_completions_are_a_list():
-    assert ["a", None] == recorded_texts(["a", "token_id:6"], "completions")
+    assert recorded_texts(["a", "token_id:6"], "completions") == ["a", None]
     assert None is recorded_texts("ab", "completions")
 
 

@@ -64,11 +64,11 @@ async def test_an_interrupted_call_that_the_engine_does_not_stream_goes_on_with_
         async with http.get(f"{url}/metrics") as response:
             metrics = await response.text()
 
-    assert (1, TOKENS) == (step.extra["resumed"], step.sampled)
+    assert (step.extra["resumed"], step.sampled) == (1, TOKENS)
     assert 0 < step.extra["attempts"][0]["tokens"] < TOKENS
     assert (whole.prompts, whole.choices[0].ids) == (step.prompts, step.choices[0].ids)
     assert 'cut_tokens_total{result="lost"} 0.0' in metrics
-    assert () == step.problems
+    assert step.problems == ()
 
 
 async def test_an_interrupted_call_waits_longer_for_its_tokens_than_one_whose_client_has_left(store, http, monkeypatch):
@@ -83,7 +83,7 @@ async def test_an_interrupted_call_waits_longer_for_its_tokens_than_one_whose_cl
         await calling
         (step,) = await stored_steps(store, "r1")
 
-    assert (1, TOKENS) == (step.extra["resumed"], step.sampled)
+    assert (step.extra["resumed"], step.sampled) == (1, TOKENS)
     assert 0 < step.extra["attempts"][0]["tokens"] < TOKENS
 
 
@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_leaves_all_that_was_sampled(store, http, pat
         calling.cancel()
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
+    assert (step.status, step.delivered, step.reason) == ("partial", False, "the client disconnected")
     assert {"stream_cut", "aborted"} >= {*step.problems}
     (choice,) = step.choices
     assert 0 < len(choice.ids) == len(choice.logprobs) < 5000

@@ -23,7 +23,7 @@ def cassette(engine):
 async def test_x_rollout_group_sets_the_group_of_a_new_rollout(store, engine):
     await one_call(engine, store, headers={"X-Rollout-Group": "g1"})
 
-    assert "g1" == (await stored_rollout(store, "r1")).group_id
+    assert (await stored_rollout(store, "r1")).group_id == "g1"
 
 
 async def test_while_the_store_is_unreachable_calls_are_503_without_a_request_to_the_engine(store, engine):
@@ -39,10 +39,10 @@ async def test_while_the_store_is_unreachable_calls_are_503_without_a_request_to
             while (await session.post(CHAT, BODY)).status == 503:
                 await asyncio.sleep(0.01)
 
-    assert [503, 503] == [first.status, second.status]
-    assert ("store_unavailable", "1") == (second.json["error"]["code"], second.headers["Retry-After"])
-    assert 0 == requests_meanwhile
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert [first.status, second.status] == [503, 503]
+    assert (second.json["error"]["code"], second.headers["Retry-After"]) == ("store_unavailable", "1")
+    assert requests_meanwhile == 0
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_with_a_journal_calls_of_cached_rollouts_succeed_while_the_store_is_unreachable(store, engine, tmp_path):
@@ -58,8 +58,8 @@ async def test_with_a_journal_calls_of_cached_rollouts_succeed_while_the_store_i
         store.failing.clear()
         await wait_for_steps(store, "r1", 3)
 
-    assert [200, 200, 200, 503] == statuses
-    assert (200, 2, "the test took the store away") == (ready.status, ready.json["spooled"], ready.json["store"])
+    assert statuses == [200, 200, 200, 503]
+    assert (ready.status, ready.json["spooled"], ready.json["store"]) == (200, 2, "the test took the store away")
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -102,10 +102,10 @@ async def call(store, sections):
             made += 1
             if terms:
                 async with http.post(f"{served.url}/rollouts", json={"rollout_id": f"r{made}", **terms}) as response:
-                    assert 201 == response.status
+                    assert response.status == 201
             async with http.post(f"{served.url}/rollouts/r{made}{path}", json=body) as response:
                 text = await response.read()
-                assert 200 == response.status, text
+                assert response.status == 200, text
             (step,) = await stored_steps(store, f"r{made}")
             return step.policy, step.model_served
 
@@ -116,12 +116,12 @@ async def call(store, sections):
 async def test_every_dialect_has_the_policy_of_the_model_after_aliasing(call, path, body):
     found = [await call(path, {**body, "model": model}) for model in ("claude-x", "gpt-5", "planner-1", "other")]
 
-    assert [("planner", "planner-7b"), ("judge", "judge"), ("planner", "planner-1"), ("default", "other")] == found
+    assert found == [("planner", "planner-7b"), ("judge", "judge"), ("planner", "planner-1"), ("default", "other")]
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS)
 async def test_the_model_of_a_rollout_decides_for_all_its_calls(call, path, body):
-    assert ("judge", "judge") == await call(path, {**body, "model": "planner-1"}, model="judge")
+    assert await call(path, {**body, "model": "planner-1"}, model="judge") == ("judge", "judge")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/generate"])
@@ -129,7 +129,7 @@ async def test_a_call_without_a_model_has_the_policy_default(call, path):
     """The engine then uses its own model, under a name that the proxy does not choose."""
     body = dict(reversed(CALLS))[path]
 
-    assert "default" == (await call(path, body))[0]
+    assert (await call(path, body))[0] == "default"
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ async def test_the_osmosis_form_of_completions_has_the_policy_of_its_model(call)
     """The name `default` of Osmosis' servers is an alias here."""
     body = {"rollout_id": "o", "messages": MESSAGES, "max_tokens": 4}
 
-    assert "planner" == (await call("/v1/completions", {**body, "model": "default"}))[0]
-    assert "judge" == (await call("/v1/completions", {**body, "model": "gpt-5"}))[0]
+    assert (await call("/v1/completions", {**body, "model": "default"}))[0] == "planner"
+    assert (await call("/v1/completions", {**body, "model": "gpt-5"}))[0] == "judge"
 
 
 async def test_a_call_of_atropos_without_a_model_has_the_policy_of_the_alias_of_any_model(call):
     """TokenTape adds the model to it."""
     body = dict(CALLS)["/generate"]
 
-    assert ("judge", "judge") == await call("/generate", body, model="judge")
+    assert await call("/generate", body, model="judge") == ("judge", "judge")
 
 
 async def test_a_session_of_atropos_has_the_policy_of_the_alias_of_any_model(store):
@@ -168,4 +168,4 @@ async def test_a_session_of_atropos_has_the_policy_of_the_alias_of_any_model(sto
         status, _ = await sessions.request("POST", f"/{session}/v1/chat/completions", {"messages": MESSAGES})
     (step,) = await stored_steps(store, session)
 
-    assert (200, "judge", "judge") == (status, step.policy, step.model_served)
+    assert (status, step.policy, step.model_served) == (200, "judge", "judge")

@@ -34,7 +34,7 @@ async def test_the_openai_client_reads_a_synthetic_stream(store, engine):
     assert whole["choices"][0]["message"]["content"] == text
     assert whole["usage"]["total_tokens"] == chunks[-1].usage.total_tokens
     assert not {"stream", "stream_options"} & engine.requests[0].keys()
-    assert (True, "replay", True) == (step.exact, step.extra["streaming"], step.delivered)
+    assert (step.exact, step.extra["streaming"], step.delivered) == (True, "replay", True)
     assert step.request["stream"] is True
 
 
@@ -66,9 +66,9 @@ async def test_a_client_that_waits_for_a_synthetic_stream_gets_keep_alive_commen
     """They prevent client timeouts while the engine samples."""
     response, first, remainder = await after_comments(engine, store, http, body=WHOLE.response, count=2)
 
-    assert [b": keep-alive\n\n"] * 2 == first
-    assert "text/event-stream; charset=utf-8" == response.headers["Content-Type"]
-    assert "r1" == response.headers["X-Rollout-Id"]
+    assert first == [b": keep-alive\n\n"] * 2
+    assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["X-Rollout-Id"] == "r1"
     assert remainder.endswith(b"data: [DONE]\n\n")
     assert (await stored_steps(store, "r1"))[0].exact
 
@@ -77,7 +77,7 @@ async def test_an_engine_error_before_the_first_comment_keeps_its_status(store, 
     engine.plays(load("err_temp"))
     response, _ = await one_call(engine, store, STREAMED, record={"streaming": "replay"})
 
-    assert (400, "application/json") == (response.status, response.kind)
+    assert (response.status, response.kind) == (400, "application/json")
     assert load("err_temp").response == response.text
 
 
@@ -85,9 +85,9 @@ async def test_an_engine_error_after_the_first_comment_is_an_event(store, engine
     """The status was sent already; the step has the engine's status."""
     _, _, remainder = await after_comments(engine, store, http, body=load("err_temp").response, status=400)
 
-    assert b'data: {"error":{"message":' == remainder[:26]
+    assert remainder[:26] == b'data: {"error":{"message":'
     assert remainder.endswith(b"data: [DONE]\n\n")
-    assert 400 == (await stored_steps(store, "r1"))[0].response["status"]
+    assert (await stored_steps(store, "r1"))[0].response["status"] == 400
 
 
 async def test_an_engine_disconnect_after_the_first_comment_is_an_error_event(store, engine, http):
@@ -107,7 +107,7 @@ async def test_a_client_disconnect_during_a_synthetic_stream_aborts_the_engines_
         await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", False, 0) == (step.status, step.delivered, step.sampled)
+    assert (step.status, step.delivered, step.sampled) == ("partial", False, 0)
 
 
 async def call_llamacpp(engine, store, lookup):
@@ -131,9 +131,9 @@ async def test_missing_prompt_ids_are_looked_up_before_the_end_is_sent(store, en
     response, step, lookups = await call_llamacpp(engine, store, found)
 
     assert response.text.endswith(b"data: [DONE]\n\n")
-    assert () == step.problems
-    assert list(range(30)) == step.prompts[0].tolist()
-    assert [True] == [body["content"].startswith("<|im_start|>") for body in lookups]
+    assert step.problems == ()
+    assert step.prompts[0].tolist() == list(range(30))
+    assert [body["content"].startswith("<|im_start|>") for body in lookups] == [True]
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -141,7 +141,7 @@ async def test_a_failed_lookup_flags_the_step(store, engine, status):
     """The client's response is unaffected."""
     response, step, _ = await call_llamacpp(engine, store, web.Response(body=b"no JSON", status=status))
 
-    assert 200 == response.status
+    assert response.status == 200
     assert "no_prompt_ids" in step.problems
 
 
@@ -157,8 +157,8 @@ async def test_a_translated_stream_is_replayed_where_a_chat_stream_is(store, pat
     async with simulating("127.0.0.1:0", Options(shape="sglang", has_parser=False)) as engine:
         response, step = await one_call(engine, store, body | {"stream": True}, f"/rollouts/r1{path}")
 
-    assert 200 == response.status, response.text
-    assert ((), "replay") == (step.problems, step.extra["streaming"])
+    assert response.status == 200, response.text
+    assert (step.problems, step.extra["streaming"]) == ((), "replay")
     assert str(len(step.prompts[0])).encode() in response.text  # the usage has the length of the prompt
 
 

@@ -69,7 +69,7 @@ async def test_a_call_has_one_span_by_the_genai_conventions(store, engine, http)
     span = collector.one("chat tiny")
     port = int(engine.url.rpartition(":")[2])
     usage = orjson.loads(WHOLE.response)["usage"]
-    assert (CLIENT, 0) == (span.kind, span.status)
+    assert (span.kind, span.status) == (CLIENT, 0)
     assert {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "vllm",
@@ -103,12 +103,12 @@ async def test_the_request_to_the_engine_and_the_store_are_children_within_its_t
     span, sent, stored = collector.one("chat tiny"), collector.one(POST), collector.one("store")
     assert {span.span_id} == {sent.parent, stored.parent}
     assert {span.trace_id} == {sent.trace_id, stored.trace_id}
-    assert (CLIENT, INTERNAL) == (sent.kind, stored.kind)
+    assert (sent.kind, stored.kind) == (CLIENT, INTERNAL)
     assert span.start <= sent.start <= sent.end <= stored.start <= stored.end <= span.end
-    assert 200 == sent.attributes["http.response.status_code"]
+    assert sent.attributes["http.response.status_code"] == 200
     assert f"{engine.url}/v1/chat/completions" == sent.attributes["url.full"]
-    assert {"tokentape"} == set(collector.scopes)
-    assert "tokentape" == collector.resources[0]["service.name"]
+    assert set(collector.scopes) == {"tokentape"}
+    assert collector.resources[0]["service.name"] == "tokentape"
 
 
 async def test_a_streamed_call_has_the_time_to_the_first_chunk(store, engine, http):
@@ -125,14 +125,14 @@ async def test_the_call_is_a_child_of_the_agents_span_and_the_engines_span_one_o
     _, collector = await traced(traceparent=SAMPLED, tracestate="vendor=1", baggage="team=a")
 
     span, sent = collector.one("chat tiny"), collector.one(POST)
-    assert (TRACE, PARENT, "vendor=1") == (span.trace_id, span.parent, span.state)
+    assert (span.trace_id, span.parent, span.state) == (TRACE, PARENT, "vendor=1")
     assert f"00-{TRACE}-{sent.span_id}-01" == engine.headers[-1]["traceparent"]
-    assert ("vendor=1", "team=a") == (engine.headers[-1]["tracestate"], engine.headers[-1]["baggage"])
+    assert (engine.headers[-1]["tracestate"], engine.headers[-1]["baggage"]) == ("vendor=1", "team=a")
 
 
 async def finish(http, url, name="r1", **body):
     async with http.post(f"{url}/rollouts/{name}/finish", json=body) as response:
-        assert 200 == response.status
+        assert response.status == 200
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ async def test_a_rollout_that_was_opened_has_one_span_above_those_of_its_calls(
         {(it.trace_id, it.parent) for it in calls},
         root.parent,
     )
-    assert (INTERNAL, error) == (root.kind, root.status)
+    assert (root.kind, root.status) == (INTERNAL, error)
     assert (rollout.created_ms * 10**6, rollout.finished_ms * 10**6) == (root.start, root.end)
-    assert {
+    assert root.attributes == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.conversation.id": "r1",
         "tokentape.rollout.status": status,
         "tokentape.rollout.steps": 3,
         "tokentape.group.id": "g1",
         **({} if reward is None else {"tokentape.rollout.reward": reward}),
-    } | ({"error.type": status} if error else {}) == root.attributes
+    } | ({"error.type": status} if error else {})
 
 
 async def test_a_rollout_that_a_call_opened_has_no_span(store, engine, http):
@@ -179,8 +179,8 @@ async def test_a_rollout_that_a_call_opened_has_no_span(store, engine, http):
         await post(http, served.url)
         await finish(http, served.url, status="completed")
 
-    assert [] == collector.named("invoke_agent")
-    assert "" == collector.one("chat tiny").parent
+    assert collector.named("invoke_agent") == []
+    assert collector.one("chat tiny").parent == ""
 
 
 @pytest.mark.parametrize(("ratio", "spans"), [("0.0", 0), ("1.0", 1)])
@@ -193,7 +193,7 @@ async def test_the_sampler_decides_once_for_a_rollout(store, engine, http, monke
         await post(http, served.url)
         await finish(http, served.url, status="completed")
 
-    assert [spans, spans] == [len(collector.named(name)) for name in ("invoke_agent", "chat tiny")]
+    assert [len(collector.named(name)) for name in ("invoke_agent", "chat tiny")] == [spans, spans]
 
 
 async def test_an_agent_with_opentelemetry_has_its_calls_in_its_own_trace(store, engine, sdk):
@@ -217,8 +217,8 @@ async def test_a_call_without_sampling_has_no_spans_and_its_engine_receives_the_
         status, _ = await post(http, served.url, traceparent=UNSAMPLED)
         await post(http, served.url, path=chat_path("r2"))
 
-    assert 200 == status
-    assert ["r2"] == [span.attributes["gen_ai.conversation.id"] for span in collector.named("chat tiny")]
+    assert status == 200
+    assert [span.attributes["gen_ai.conversation.id"] for span in collector.named("chat tiny")] == ["r2"]
     assert {TRACE} != {span.trace_id for span in collector.spans}
     assert engine.headers[0]["traceparent"].startswith(f"00-{TRACE}-")
     assert engine.headers[0]["traceparent"].endswith("-00")
@@ -229,14 +229,14 @@ async def test_without_an_endpoint_the_agents_headers_are_forwarded_unchanged(st
     async with proxying(engine.url, store) as served:
         await post(http, served.url, traceparent=SAMPLED)
 
-    assert SAMPLED == engine.headers[-1]["traceparent"]
+    assert engine.headers[-1]["traceparent"] == SAMPLED
 
 
 @pytest.mark.parametrize("parent", ["", "00-0-0-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"])
 async def test_an_invalid_traceparent_starts_a_new_trace(traced, parent):
     ((status, _),), collector = await traced(traceparent=parent)
 
-    assert (200, "") == (status, collector.one("chat tiny").parent)
+    assert (status, collector.one("chat tiny").parent) == (200, "")
 
 
 async def test_each_attempt_of_a_failover_is_a_span_and_the_failed_one_has_the_error(store, engine, http):
@@ -253,12 +253,12 @@ async def test_each_attempt_of_a_failover_is_a_span_and_the_failed_one_has_the_e
     sent = collector.named(POST)[-2:]
     call = collector.named("chat tiny")[-1]
     assert [call.span_id] * 2 == [span.parent for span in sent]
-    assert ["broken", "fake"] == [span.attributes["tokentape.engine"] for span in sent]
-    assert [ERROR, 0] == [span.status for span in sent]
-    assert ["engine_disconnected", None] == [span.attributes.get("error.type") for span in sent]
-    assert [None, 1] == [span.attributes.get("http.request.resend_count") for span in sent]
+    assert [span.attributes["tokentape.engine"] for span in sent] == ["broken", "fake"]
+    assert [span.status for span in sent] == [ERROR, 0]
+    assert [span.attributes.get("error.type") for span in sent] == ["engine_disconnected", None]
+    assert [span.attributes.get("http.request.resend_count") for span in sent] == [None, 1]
     assert sent[0].end <= sent[1].start
-    assert (0, "fake") == (call.status, call.attributes["tokentape.engine"])
+    assert (call.status, call.attributes["tokentape.engine"]) == (0, "fake")
     assert broken.headers[-1]["traceparent"].split("-")[2] == sent[0].span_id
 
 
@@ -267,9 +267,9 @@ async def test_a_call_to_an_engine_that_is_unreachable_is_an_error(store, http):
         status, _ = await post(http, served.url)
 
     span = collector.one("chat tiny")
-    assert (503, ERROR, "engine_unreachable") == (status, span.status, span.attributes["error.type"])
+    assert (status, span.status, span.attributes["error.type"]) == (503, ERROR, "engine_unreachable")
     assert "unreachable" in span.description
-    assert "error" == span.attributes["tokentape.step.status"]
+    assert span.attributes["tokentape.step.status"] == "error"
 
 
 async def test_the_status_of_an_engines_error_is_the_type_of_the_error(store, engine, http):
@@ -279,10 +279,10 @@ async def test_the_status_of_an_engines_error_is_the_type_of_the_error(store, en
         await post(http, served.url)
 
     span, sent = collector.one("chat tiny"), collector.one(POST)
-    assert [(ERROR, "404", "")] * 2 == [
-        (one.status, one.attributes["error.type"], one.description) for one in (span, sent)
-    ]
-    assert 404 == sent.attributes["http.response.status_code"]
+    assert [(one.status, one.attributes["error.type"], one.description) for one in (span, sent)] == [
+        (ERROR, "404", "")
+    ] * 2
+    assert sent.attributes["http.response.status_code"] == 404
     assert not span.attributes["tokentape.step.exact"]
 
 
@@ -297,11 +297,11 @@ async def test_a_call_is_aborted_if_its_client_disconnects(store, engine):
         await wait_for_steps(store, "r1")
 
     span = collector.one("chat tiny")
-    assert (ERROR, "aborted") == (span.status, span.attributes["error.type"])
-    assert "the client disconnected" == span.description
-    assert "partial" == span.attributes["tokentape.step.status"]
-    assert ERROR == collector.one(POST).status
-    assert [] == collector.named("store")  # the call did not wait for it
+    assert (span.status, span.attributes["error.type"]) == (ERROR, "aborted")
+    assert span.description == "the client disconnected"
+    assert span.attributes["tokentape.step.status"] == "partial"
+    assert collector.one(POST).status == ERROR
+    assert collector.named("store") == []  # the call did not wait for it
 
 
 async def test_a_step_that_is_not_stored_is_an_error_of_the_store(store, engine, http):
@@ -311,8 +311,8 @@ async def test_a_step_that_is_not_stored_is_an_error_of_the_store(store, engine,
         status, _ = await post(http, served.url)
 
     span, stored, sent = collector.one("chat tiny"), collector.one("store"), collector.one(POST)
-    assert (503, 0) == (status, sent.status)
-    assert ["store_unavailable"] * 2 == [failed.attributes["error.type"] for failed in (span, stored)]
+    assert (status, sent.status) == (503, 0)
+    assert [failed.attributes["error.type"] for failed in (span, stored)] == ["store_unavailable"] * 2
 
 
 async def test_a_call_that_waits_for_a_slot_has_a_span_of_the_queue(store, engine, http):
@@ -347,9 +347,9 @@ async def test_a_call_that_times_out_in_the_queue_has_a_span_without_a_step(stor
         first.cancel()
 
     (refused,) = [span for span in collector.named("chat tiny") if span.attributes["gen_ai.conversation.id"] == "r2"]
-    assert (429, "engine_busy") == (status, refused.attributes["error.type"])
+    assert (status, refused.attributes["error.type"]) == (429, "engine_busy")
     assert "tokentape.step.status" not in refused.attributes
-    assert [ERROR] == [span.status for span in collector.named("queue")]
+    assert [span.status for span in collector.named("queue")] == [ERROR]
 
 
 async def test_a_pause_is_a_span(store, engine, http, monkeypatch):
@@ -363,11 +363,11 @@ async def test_a_pause_is_a_span(store, engine, http, monkeypatch):
     monkeypatch.setattr(Pause, "passed", noted)
     async with tracing(engine.url, store) as (served, collector):
         async with http.post(served.url + "/policy/pause?drain_s=0", json={"mode": "wait"}) as response:
-            assert 200 == response.status
+            assert response.status == 200
         call = asyncio.create_task(post(http, served.url))
         await waiting.wait()
         await http.post(served.url + "/policy/resume")
-        assert 200 == (await call)[0]
+        assert (await call)[0] == 200
 
     span, pause = collector.one("chat tiny"), collector.one("pause")
     assert (span.span_id, "default") == (pause.parent, pause.attributes["tokentape.policy"])
@@ -378,15 +378,15 @@ async def test_a_replayed_response_has_no_span_since_nothing_is_sampled(traced):
     answers, collector = await traced((), (), **{"Idempotency-Key": "k"})
 
     assert answers[0] == answers[1]
-    assert 1 == len(collector.named("chat tiny"))
+    assert len(collector.named("chat tiny")) == 1
 
 
 async def test_an_unrecorded_call_has_no_span_and_keeps_its_parent(engine, traced):
     unnamed = {"agents": {"unnamed_rollouts": "pass"}}
     _, collector = await traced((BODY, "/v1/chat/completions"), sections=unnamed, traceparent=SAMPLED)
 
-    assert [] == collector.spans
-    assert SAMPLED == engine.headers[-1]["traceparent"]
+    assert collector.spans == []
+    assert engine.headers[-1]["traceparent"] == SAMPLED
 
 
 @pytest.mark.parametrize(
@@ -417,13 +417,13 @@ async def test_every_dialect_has_the_operation_and_the_tokens(store, http, path,
         status, text = await post(http, served.url, {"model": "simulated", **body}, path=f"/rollouts/r1{path}")
 
     span = collector.one(f"{name} simulated")
-    assert 200 == status, text
+    assert status == 200, text
     assert "AIza-secret" not in repr(collector.spans)
-    assert (dialect, name) == (span.attributes["tokentape.dialect"], span.attributes["gen_ai.operation.name"])
+    assert (span.attributes["tokentape.dialect"], span.attributes["gen_ai.operation.name"]) == (dialect, name)
     (step,) = await stored_steps(store, "r1")
     assert step.sampled == span.attributes["gen_ai.usage.output_tokens"]
     if dialect != "generate":
-        assert 4 == span.attributes.get("gen_ai.request.max_tokens", 4)
+        assert span.attributes.get("gen_ai.request.max_tokens", 4) == 4
 
 
 async def test_messages_are_exported_only_if_content_is_enabled(traced):
@@ -432,13 +432,13 @@ async def test_messages_are_exported_only_if_content_is_enabled(traced):
 
     found = collector.one("chat tiny").attributes
     content = orjson.loads(WHOLE.response)["choices"][0]["message"]["content"]
-    assert [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}] == orjson.loads(
-        found["gen_ai.input.messages"]
-    )
+    assert orjson.loads(found["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
+    ]
     assert content == orjson.loads(found["gen_ai.output.messages"])[0]["parts"][0]["content"]
-    assert [{"type": "function", "name": "look", "parameters": {"type": "object"}}] == orjson.loads(
-        found["gen_ai.tool.definitions"]
-    )
+    assert orjson.loads(found["gen_ai.tool.definitions"]) == [
+        {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    ]
 
 
 SECRET = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20).map(lambda text: f"SECRET{text}")
@@ -491,7 +491,7 @@ async def test_a_plugin_that_raises_does_not_fail_a_call(engine, traced, monkeyp
     monkeypatch.setattr(LOG, "propagate", True)
     answers, collector = await traced((), (), traceparent=SAMPLED)
 
-    assert [200, 200] == [status for status, _ in answers]
-    assert SAMPLED == engine.headers[-1]["traceparent"]
-    assert [] == collector.spans
-    assert ["The trace of a call is incomplete"] * 2 == [record.message for record in caplog.records if record.exc_info]
+    assert [status for status, _ in answers] == [200, 200]
+    assert engine.headers[-1]["traceparent"] == SAMPLED
+    assert collector.spans == []
+    assert [record.message for record in caplog.records if record.exc_info] == ["The trace of a call is incomplete"] * 2

@@ -53,8 +53,8 @@ async def test_a_call_can_name_its_rollout_in_the_path_a_header_the_key_or_the_b
     path, headers, fields = SOURCES[source]
     response = await session.post(path, BODY | fields, headers=headers)
 
-    assert (200, "r/1") == (response.status, response.headers["X-Rollout-Id"])
-    assert 1 == len(await stored_steps(store, "r/1"))
+    assert (response.status, response.headers["X-Rollout-Id"]) == (200, "r/1")
+    assert len(await stored_steps(store, "r/1")) == 1
     assert "rollout_id" not in engine.requests[0]
     assert fields.get("metadata") == engine.requests[0].get("metadata")
 
@@ -74,7 +74,7 @@ async def test_an_engine_gets_its_headers_and_the_session_of_the_call(store, eng
             await session.post(chat_path(rollout), BODY)
 
     calls = [key for path, _, key in seen if path == UNNAMED]
-    assert {"ours"} == {tenant for _, tenant, _ in seen}
+    assert {tenant for _, tenant, _ in seen} == {"ours"}
     assert None is not calls[0] == calls[1] != calls[2]
 
 
@@ -117,14 +117,14 @@ async def test_a_call_with_other_terms_is_planned_apart(engine, session):
         await session.post(chat_path(f"r{number}"), BODY)
 
     sent = [orjson.dumps([request["model"], request.get("top_p")]) for request in engine.requests]
-    assert [b'["tiny",null]', b'["other",null]', b'["tiny",1]', b'["tiny",1.0]'] * 2 == sent
+    assert sent == [b'["tiny",null]', b'["other",null]', b'["tiny",1]', b'["tiny",1.0]'] * 2
 
 
 async def test_by_default_each_unnamed_call_gets_a_new_rollout(store, session):
     first, second = [(await session.post(UNNAMED, BODY)).headers["X-Rollout-Id"] for _ in range(2)]
 
     assert first != second
-    assert 1 == len(await stored_steps(store, first))
+    assert len(await stored_steps(store, first)) == 1
 
 
 async def test_unnamed_calls_go_to_the_endpoint_with_the_fewest_calls_in_flight(store):
@@ -147,11 +147,11 @@ async def test_unnamed_calls_go_to_the_endpoint_with_the_fewest_calls_in_flight(
         endpoints = [{"url": engine.url, "kind": "vllm"} for engine in (first, second, third)]
         async with session_with(None, store, engines={"endpoints": endpoints}) as session:
             responses = await asyncio.gather(*(session.post(UNNAMED, BODY) for _ in range(30)))
-            assert [10, 10, 10] == [len(engine.requests) for engine in (first, second, third)]
+            assert [len(engine.requests) for engine in (first, second, third)] == [10, 10, 10]
             await asyncio.gather(*(session.post(UNNAMED, BODY, headers={"X-Rollout-Id": "r"}) for _ in range(30)))
 
-    assert {200} == {response.status for response in responses}
-    assert [10, 10, 40] == sorted(len(engine.requests) for engine in (first, second, third))
+    assert {response.status for response in responses} == {200}
+    assert sorted(len(engine.requests) for engine in (first, second, third)) == [10, 10, 40]
 
 
 async def test_with_unnamed_rollouts_reject_an_unnamed_call_is_400(store, engine):
@@ -159,8 +159,8 @@ async def test_with_unnamed_rollouts_reject_an_unnamed_call_is_400(store, engine
     async with session_with(engine, store, agents={"unnamed_rollouts": "reject"}) as session:
         response = await session.post(UNNAMED, BODY)
 
-    assert (400, "rollout_id") == (response.status, response.json["error"]["param"])
-    assert [] == engine.requests
+    assert (response.status, response.json["error"]["param"]) == (400, "rollout_id")
+    assert engine.requests == []
 
 
 async def test_with_unnamed_rollouts_pass_an_unnamed_call_is_forwarded_unchanged_and_unrecorded(store, engine):
@@ -168,7 +168,7 @@ async def test_with_unnamed_rollouts_pass_an_unnamed_call_is_forwarded_unchanged
         response = await session.post(UNNAMED, BODY)
 
     assert "X-Rollout-Id" not in response.headers
-    assert [BODY] == engine.requests
+    assert engine.requests == [BODY]
 
 
 HOSTILE = ["%7B%7D", "{}", "..%2F..%2Fetc", "a%3Ab%3A*", "%F0%9F%A6%8A", "x" * 256, "%20", "a%25b", "%22%5C"]
@@ -184,27 +184,27 @@ async def call_encoded(session, segment):
 async def test_any_printable_text_is_a_valid_rollout_id(store, session):
     """IDs may contain braces, dots, colons, spaces and emoji, and up to 256 characters."""
     for segment in HOSTILE:
-        assert 200 == (await call_encoded(session, segment))[0], segment
+        assert (await call_encoded(session, segment))[0] == 200, segment
 
     expected = Counter(map(unquote, HOSTILE))
     assert expected.keys() == {*(await store.list()).names}
-    assert expected == {name: len(await stored_steps(store, name)) for name in expected}
+    assert {name: len(await stored_steps(store, name)) for name in expected} == expected
 
 
 async def test_an_invalid_rollout_id_is_400_in_the_dialects_error_shape(store, engine, session):
     """Nothing is sent or stored."""
     for segment in INVALID:
         status, error = await call_encoded(session, segment)
-        assert (400, "invalid_request_error") == (status, error["error"]["type"]), segment
+        assert (status, error["error"]["type"]) == (400, "invalid_request_error"), segment
 
-    assert ((), []) == ((await store.list()).names, engine.requests)
+    assert ((await store.list()).names, engine.requests) == ((), [])
 
 
 async def test_a_call_of_a_finished_rollout_is_409(store, engine, session):
     await store.open("r1", write_fields({"status": "completed"}), now_ms=1)
     response = await session.post(CHAT, BODY)
 
-    assert (409, "rollout_closed", []) == (response.status, response.json["error"]["type"], engine.requests)
+    assert (response.status, response.json["error"]["type"], engine.requests) == (409, "rollout_closed", [])
 
 
 @pytest.mark.parametrize("limits", [{"max_steps": 2}, {"max_tokens": 30}])
@@ -213,15 +213,15 @@ async def test_a_call_past_a_limit_is_429_and_sets_the_status_limited(store, ses
     await session.open("r1", limits=limits)
     responses = [await session.post(CHAT, BODY) for _ in range(4)]
 
-    assert [200, 200, 429, 429] == [response.status for response in responses]
-    assert "false" == responses[2].headers["X-Should-Retry"]
-    assert "limited" == (await stored_rollout(store, "r1")).status
+    assert [response.status for response in responses] == [200, 200, 429, 429]
+    assert responses[2].headers["X-Should-Retry"] == "false"
+    assert (await stored_rollout(store, "r1")).status == "limited"
 
 
 async def test_a_model_alias_is_replaced_in_the_request_and_restored_in_the_response(store, engine):
     response, _ = await one_call(engine, store, BODY | {"model": "gpt-4o"}, models={"gpt-4o": "tiny"})
 
-    assert ("tiny", "gpt-4o") == (engine.requests[0]["model"], response.json["model"])
+    assert (engine.requests[0]["model"], response.json["model"]) == ("tiny", "gpt-4o")
 
 
 async def test_sampling_rules_of_the_configuration_and_the_rollout_are_applied_and_recorded(store, engine):
@@ -231,9 +231,9 @@ async def test_sampling_rules_of_the_configuration_and_the_rollout_are_applied_a
     _, step = await one_call(engine, store, BODY | {"temperature": 0.1, "max_tokens": 99}, sampling=rules)
 
     expected = {"temperature": 1.0, "seed": 3, "top_p": 0.9, "max_tokens": 10}
-    assert expected == {name: engine.requests[0][name] for name in expected}
+    assert {name: engine.requests[0][name] for name in expected} == expected
     assert expected.items() <= step.sampling.items()
-    assert 0.1 == step.request["temperature"]
+    assert step.request["temperature"] == 0.1
 
 
 BAD = {
@@ -255,23 +255,23 @@ async def test_a_malformed_body_is_400_in_openais_error_shape(store, engine, ses
     """It is not recorded."""
     for name, body in BAD.items():
         response = await session.call("POST", UNNAMED, data=body)
-        assert (400, "invalid_request_error") == (response.status, response.json["error"]["type"]), name
-        assert {"message", "type", "param", "code"} == response.json["error"].keys()
+        assert (response.status, response.json["error"]["type"]) == (400, "invalid_request_error"), name
+        assert response.json["error"].keys() == {"message", "type", "param", "code"}
 
-    assert ((), []) == ((await store.list()).names, engine.requests)
+    assert ((await store.list()).names, engine.requests) == ((), [])
 
 
 async def test_the_last_of_duplicate_keys_is_used(engine, session):
     """Engines do the same."""
     await session.call("POST", UNNAMED, data=b'{"model":"a","messages":[],"model":"b"}')
 
-    assert "b" == engine.requests[0]["model"]
+    assert engine.requests[0]["model"] == "b"
 
 
 async def test_a_body_that_is_not_gzip_as_declared_is_400_and_names_gzip(session):
     response = await session.call("POST", UNNAMED, data=b"not gzip", headers={"Content-Encoding": "gzip"})
 
-    assert 400 == response.status
+    assert response.status == 400
     assert "gzip" in response.json["error"]["message"]
 
 
@@ -283,7 +283,7 @@ async def test_a_body_above_the_size_limit_is_413(store, engine, packed):
     async with session_with(engine, store, agents={"max_body_bytes": 100_000}) as session:
         response = await session.call("POST", UNNAMED, **sent)
 
-    assert (413, "request_too_large") == (response.status, response.json["error"]["type"])
+    assert (response.status, response.json["error"]["type"]) == (413, "request_too_large")
 
 
 JSON = st.recursive(
@@ -313,7 +313,7 @@ async def test_random_bodies_are_accepted_or_rejected_as_invalid(store, session)
     for path, text in drawn:
         response = await session.call("POST", path, data=text)
         assert response.status in (200, 400, 422), (path, text, response.text)
-    assert 200 == (await session.post(UNNAMED, BODY)).status
+    assert (await session.post(UNNAMED, BODY)).status == 200
     for name in (await store.list(limit=1000)).names:
         await stored_steps(store, name)
 
@@ -331,10 +331,10 @@ async def test_a_call_is_sent_to_an_endpoint_that_serves_its_model(store, engine
             await session.open("judged", model="judge-1")
             named = {"a": "policy", "b": "judge-7b", "c": "gpt-4o", "d": "claude-3", "judged": "x"}
             for rollout, model in named.items():
-                assert 200 == (await session.post(chat_path(rollout), {**BODY, "model": model})).status
+                assert (await session.post(chat_path(rollout), {**BODY, "model": model})).status == 200
 
-    assert ["policy", "policy"] == [body["model"] for body in engine.requests]
-    assert ["judge-7b", "judge-7b", "judge-1"] == [body["model"] for body in other.requests]
+    assert [body["model"] for body in engine.requests] == ["policy", "policy"]
+    assert [body["model"] for body in other.requests] == ["judge-7b", "judge-7b", "judge-1"]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ async def test_a_model_that_no_endpoint_serves_is_404_in_the_dialects_shape(stor
     async with session_with(None, store, engines={"endpoints": [{"url": engine.url, "models": ["policy"]}]}) as session:
         response = await session.post(f"/rollouts/r1{path}", {"model": "other", **fields})
 
-    assert 404 == response.status
+    assert response.status == 404
     assert "'other' does not exist" in response.json["error"]["message"]
     assert error.items() <= response.json["error"].items()
-    assert ([], []) == (engine.requests, await stored_steps(store, "r1"))
+    assert (engine.requests, await stored_steps(store, "r1")) == ([], [])

@@ -38,10 +38,10 @@ async def test_the_option_ids_adds_token_ids_to_each_choice(store, engine, optio
     (choice,) = shown["choices"]
     (recorded,) = RECORDED["choices"]
 
-    assert 200 == status
+    assert status == 200
     assert RECORDED["prompt_token_ids"] == choice["prompt_token_ids"]
     assert recorded["token_ids"] == choice["response_token_ids"]
-    assert (None, None) == (shown["prompt_token_ids"], choice["token_ids"])
+    assert (shown["prompt_token_ids"], choice["token_ids"]) == (None, None)
 
 
 async def test_the_engine_does_not_get_the_headers_of_token_options(store, engine):
@@ -50,9 +50,9 @@ async def test_the_engine_does_not_get_the_headers_of_token_options(store, engin
     _, shown = await call(engine, store, headers=IDS)
     (step,) = await stored_steps(store, "r1")
 
-    assert set() == {name for name in engine.headers[0] if name.startswith("x-reply")}
+    assert {name for name in engine.headers[0] if name.startswith("x-reply")} == set()
     assert shown == step.response
-    assert () == step.problems
+    assert step.problems == ()
 
 
 async def test_a_stream_with_token_ids_is_built_from_an_unstreamed_response(store, engine):
@@ -71,8 +71,8 @@ async def test_a_stream_with_token_ids_and_prompt_logprobs_is_422(store, engine)
     """vLLM streams no prompt logprobs, so the shape of such a stream is unknown."""
     status, payload = await call(engine, store, headers=IDS, stream=True, prompt_logprobs=1)
 
-    assert (422, "stream") == (status, payload["error"]["param"])
-    assert [] == engine.requests
+    assert (status, payload["error"]["param"]) == (422, "stream")
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ async def test_an_unsupported_token_option_is_422_before_anything_is_sent(store,
     """The message explains how to enable it; nothing is recorded."""
     status, payload = await call(engine, store, **options)
 
-    assert 422 == status
+    assert status == 422
     assert message in payload["error"]["message"]
-    assert [] == engine.requests
-    assert [] == await stored_steps(store, "r1")
+    assert engine.requests == []
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_with_ids_beyond_the_configured_vocabulary_logprobs_are_null(store, engine, folder):
@@ -121,4 +121,4 @@ async def test_an_unknown_token_option_of_a_rollout_is_422(store, engine):
     async with session_with(engine, store) as session:
         for reply in ({"tokens": "words"}, {"token": "pieces"}):
             response = await session.post("/rollouts", {"reply": reply})
-            assert (422, "reply") == (response.status, response.json["error"]["param"])
+            assert (response.status, response.json["error"]["param"]) == (422, "reply")

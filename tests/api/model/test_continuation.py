@@ -52,11 +52,11 @@ async def test_faithful_forks_where_the_template_drops_reasoning_with_that_reaso
 
     drops = {"qwen2_5": "reasoning_stripped", "qwen3": "reasoning_stripped", "deepseekv3": "history"}[name]
     assert (["history"] * 3 if name == "deepseekv3" else ["sent"] * 3) == found["plain"]
-    assert [drops] * 3 == found["thinking"]
-    assert 4 == rows["thinking"] == rows["off"]
+    assert found["thinking"] == [drops] * 3
+    assert rows["thinking"] == rows["off"] == 4
     assert (4 if name == "deepseekv3" else 1) == rows["plain"]
-    assert {drops} == {boundary["reason"] for boundary in tree["drift"]}
-    assert [None] * 4 == continuations(steps)
+    assert {boundary["reason"] for boundary in tree["drift"]} == {drops}
+    assert continuations(steps) == [None] * 4
 
 
 async def test_the_mode_of_a_call_precedes_the_rollouts_which_precedes_the_settings(store):
@@ -68,16 +68,16 @@ async def test_the_mode_of_a_call_precedes_the_rollouts_which_precedes_the_setti
         agent.headers = {"X-Rollout-Continuation": "off"}
         await agent.turn()
         agent.headers = {}
-        assert 200 == (await proxy.send("/rollouts/r1", {"continuation": "off"}, method="PATCH"))[0]
+        assert (await proxy.send("/rollouts/r1", {"continuation": "off"}, method="PATCH"))[0] == 200
         await agent.turn()
         agent.headers = {"X-Rollout-Continuation": "Faithful"}
         await agent.turn()
         agent.headers = {}
-        assert 200 == (await proxy.send("/rollouts/r1", {"continuation": None}, method="PATCH"))[0]
+        assert (await proxy.send("/rollouts/r1", {"continuation": None}, method="PATCH"))[0] == 200
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "sent", None, None, "sent", None] == found
+    assert found == [None, "sent", None, None, "sent", None]
 
 
 async def test_an_unknown_mode_is_an_error_of_the_client(store):
@@ -90,10 +90,10 @@ async def test_an_unknown_mode_is_an_error_of_the_client(store):
         by_patch = await proxy.send("/rollouts/r1", {"continuation": "always"}, method="PATCH")
         steps = await proxy.steps("r1")
 
-    assert [400] == agent.statuses
+    assert agent.statuses == [400]
     assert "off, faithful, append" in response["error"]["message"]
     assert {by_rollout[0], by_patch[0]} <= {400, 422}
-    assert [] == steps
+    assert steps == []
 
 
 async def test_calls_without_a_rollout_are_never_continued(store):
@@ -102,12 +102,12 @@ async def test_calls_without_a_rollout_are_never_continued(store):
         messages = [{"role": "user", "content": "hi"}]
         for _ in range(3):
             status, response = await proxy.send(CHAT, {"model": "simulated", "messages": messages})
-            assert 200 == status
+            assert status == 200
             messages += [response["choices"][0]["message"], {"role": "user", "content": "More?"}]
         counts = await proxy.counts()
 
-    assert [False] * 3 == rendered_modes(proxy)
-    assert {} == counts
+    assert rendered_modes(proxy) == [False] * 3
+    assert counts == {}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -129,8 +129,8 @@ async def test_the_response_of_a_continued_call_is_the_engines(store, stream):
         events = [orjson.loads(line.removeprefix("data: ")) for line in text.splitlines() if "{" in line]
         return [{name: value for name, value in event.items() if name not in {"id", "created"}} for event in events]
 
-    assert [None, "sent"] == found
-    assert {"unchanged": 1} == counts
+    assert found == [None, "sent"]
+    assert counts == {"unchanged": 1}
     assert plain(responses["off"]) == plain(responses["faithful"])
     assert responses["off"].count("\n") == responses["faithful"].count("\n") if stream else True
 
@@ -150,8 +150,8 @@ async def test_the_choice_that_came_back_is_continued(store, stream):
         steps = await proxy.steps("r1")
         rows = await proxy.rows("r1")
 
-    assert [2, 0, 1, 2] == [step.extra["continuation"]["choice"] for step in steps[1:]]
-    assert ["sent"] * 4 == continuations(steps)[1:]
+    assert [step.extra["continuation"]["choice"] for step in steps[1:]] == [2, 0, 1, 2]
+    assert continuations(steps)[1:] == ["sent"] * 4
     assert 3 <= len(rows) <= 4
 
 
@@ -170,8 +170,8 @@ async def test_a_retry_with_an_idempotency_key_is_replayed_and_continued_once(st
         rows = await proxy.rows("r1")
 
     assert first == again
-    assert [None, "sent", "sent"] == found
-    assert 1 == len(rows)
+    assert found == [None, "sent", "sent"]
+    assert len(rows) == 1
 
 
 async def test_a_retry_of_a_call_continues_the_same_step(store):
@@ -184,7 +184,7 @@ async def test_a_retry_of_a_call_continues_the_same_step(store):
         await branch.turn("More?")
         steps = await proxy.steps("r1")
 
-    assert ["sent", "sent"] == continuations(steps)[1:]
+    assert continuations(steps)[1:] == ["sent", "sent"]
     assert {steps[0].step_id} == {step.extra["continuation"]["step_id"] for step in steps[1:]}
 
 
@@ -199,9 +199,9 @@ async def test_a_rollback_continues_the_step_before_it(store):
         steps = await proxy.steps("r1")
         rows = await proxy.rows("r1")
 
-    assert [None, *["sent"] * 5] == continuations(steps)
+    assert continuations(steps) == [None, *["sent"] * 5]
     assert steps[1].step_id == steps[4].extra["continuation"]["step_id"]
-    assert 2 == len(rows)
+    assert len(rows) == 2
 
 
 async def test_agents_in_the_same_rollout_continue_their_own_conversations(store):
@@ -215,8 +215,8 @@ async def test_agents_in_the_same_rollout_continue_their_own_conversations(store
         rows = await proxy.rows("r1")
         await proxy.check_bridges("r1")
 
-    assert {None: 5, "sent": 15} == Counter(continuations(steps))
-    assert 5 == len(rows)
+    assert Counter(continuations(steps)) == {None: 5, "sent": 15}
+    assert len(rows) == 5
 
 
 async def test_the_same_conversation_is_continued_by_concurrent_calls(store):
@@ -229,8 +229,8 @@ async def test_the_same_conversation_is_continued_by_concurrent_calls(store):
         steps = await proxy.steps("r1")
 
     prompts = {tuple(step.prompts[0]) for step in steps[2:]}
-    assert ["sent"] * 9 == continuations(steps)[1:]
-    assert 1 == len(prompts)
+    assert continuations(steps)[1:] == ["sent"] * 9
+    assert len(prompts) == 1
 
 
 async def test_a_summary_begins_another_conversation(store):
@@ -245,8 +245,8 @@ async def test_a_summary_begins_another_conversation(store):
         found = continuations(await proxy.steps("r1"))
         rows = await proxy.rows("r1")
 
-    assert [None, "sent", "sent", "sent", "edited", "sent", "sent"] == found
-    assert 2 == len(rows)
+    assert found == [None, "sent", "sent", "sent", "edited", "sent", "sent"]
+    assert len(rows) == 2
 
 
 async def test_rollouts_that_share_a_prefix_continue_their_own_steps(store):
@@ -271,9 +271,9 @@ async def test_a_turn_that_was_cut_is_continued_in_append(store):
         rows = await proxy.rows("r1")
         await proxy.check_bridges("r1")
 
-    assert ["length"] * 4 == [step.choices[0].finish_reason for step in steps]
-    assert [None, "sent", "sent", "sent"] == continuations(steps)
-    assert 1 == len(rows)
+    assert [step.choices[0].finish_reason for step in steps] == ["length"] * 4
+    assert continuations(steps) == [None, "sent", "sent", "sent"]
+    assert len(rows) == 1
 
 
 async def test_a_streamed_reply_is_the_recorded_one(store):
@@ -287,5 +287,5 @@ async def test_a_streamed_reply_is_the_recorded_one(store):
         message = answers_of(step)[0]["message"]
         assert (message["content"] or "") == response["choices"][0]["message"]["content"]
         assert message["reasoning"] == response["choices"][0]["message"]["reasoning"]
-    assert [None, "sent", "sent"] == continuations(steps)
+    assert continuations(steps) == [None, "sent", "sent"]
     assert assembled("") == {"choices": []}

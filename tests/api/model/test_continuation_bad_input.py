@@ -54,8 +54,8 @@ async def test_ids_of_the_client_win(store, fields):
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
     assert refused
-    assert [None, "own_ids"] == continuations(steps)
-    assert {"refused:own_ids": 1} == counts
+    assert continuations(steps) == [None, "own_ids"]
+    assert counts == {"refused:own_ids": 1}
     assert status in {200, 400}
 
 
@@ -69,7 +69,7 @@ async def test_empty_fields_of_ids_are_no_ids_of_the_client(store, fields):
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "sent"] == found
+    assert found == [None, "sent"]
 
 
 async def test_a_conversation_that_was_edited_by_one_character_is_sent_as_it_came(store):
@@ -79,7 +79,7 @@ async def test_a_conversation_that_was_edited_by_one_character_is_sent_as_it_cam
         agent.messages = [{"role": "system", "content": "Be brief."}]
         await agent.turn("Which words?")
         await agent.turn("one")
-        assert ["system", "user", "assistant", "tool", "assistant"] == [message["role"] for message in agent.messages]
+        assert [message["role"] for message in agent.messages] == ["system", "user", "assistant", "tool", "assistant"]
 
         def edited(index, change):
             branch = agent.branch()
@@ -102,13 +102,13 @@ async def test_a_conversation_that_was_edited_by_one_character_is_sent_as_it_cam
             branch.rollout = "r1"
             branch.messages.append(MORE)
             status, refused = await compared(proxy, orjson.dumps(branch.body()))
-            assert 200 == status
+            assert status == 200
             assert refused == (branch is not branches[-1] and branch is not branches[-2])
         steps, counts = await proxy.steps("r1"), await proxy.counts()
         await proxy.check_bridges("r1")
 
-    assert ["edited"] * 4 == continuations(steps)[2:6]
-    assert 4 == counts["refused:edited"]
+    assert continuations(steps)[2:6] == ["edited"] * 4
+    assert counts["refused:edited"] == 4
     assert {steps[0].step_id} == {step.extra["continuation"]["step_id"] for step in steps[6:]}
 
 
@@ -126,7 +126,7 @@ async def test_a_continued_prompt_that_does_not_fit_into_the_window_is_not_sent(
             await agent.turn()
             if window < 30_000:
                 await proxy.check_unchanged(agent)
-                assert {"refused:window": 1} == await proxy.counts()
+                assert await proxy.counts() == {"refused:window": 1}
             return await proxy.steps(agent.rollout)
 
     steps = await run(32_768)
@@ -134,7 +134,7 @@ async def test_a_continued_prompt_that_does_not_fit_into_the_window_is_not_sent(
     assert facts["rendered"] + 20 < len(steps[1].prompts[0]) + left
     narrow = await run(len(steps[1].prompts[0]) + left)
 
-    assert [None, "window"] == continuations(narrow)
+    assert continuations(narrow) == [None, "window"]
     assert list(steps[0].choices[0].ids) == list(narrow[0].choices[0].ids)
     assert all(step.exact for step in narrow)
 
@@ -149,7 +149,7 @@ async def test_an_image_in_the_last_message_only_is_sent_as_it_came(store):
         counts = await proxy.counts()
 
     assert refused
-    assert {"refused:content": 1} == counts
+    assert counts == {"refused:content": 1}
 
 
 async def test_content_of_text_parts_is_continued(store):
@@ -163,7 +163,7 @@ async def test_content_of_text_parts_is_continued(store):
         await agent.call()
         found = continuations(await proxy.steps("r1"))
 
-    assert [None, "sent"] == found
+    assert found == [None, "sent"]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ async def test_other_tools_and_template_options_than_before_are_sent_as_they_cam
 
     assert status in {200, 400}
     assert refused
-    assert {"refused:options": 1} == counts
+    assert counts == {"refused:options": 1}
 
 
 def nested(depth):
@@ -251,7 +251,7 @@ async def test_messages_of_odd_types_are_handled_as_without_continuation(store, 
         off = await proxy.steps("off")
 
     assert len(stored) == 1 + len(off)
-    assert 0 == counts["refused:internal"]
+    assert counts["refused:internal"] == 0
 
 
 ODD_FIELDS = [
@@ -276,7 +276,7 @@ async def test_fields_of_odd_types_are_handled_as_without_continuation(store):
         stored, off, counts = await proxy.steps("r1"), await proxy.steps("off"), await proxy.counts()
 
     assert len(stored) == 1 + len(off)
-    assert 0 == counts["refused:internal"]
+    assert counts["refused:internal"] == 0
 
 
 @pytest.mark.parametrize("messages", [b"[]", b"null", b"5", b'"x"', b'{"role": "user"}', b"[null]"])
@@ -286,7 +286,7 @@ async def test_messages_that_are_no_list_are_handled_as_without_continuation(sto
         await proxy.agent("r1").turn()
         status, refused = await compared(proxy, b'{"model": "simulated", "messages": ' + messages + b"}")
 
-    assert (400, True) == (status, refused)
+    assert (status, refused) == (400, True)
 
 
 async def test_a_prefill_and_a_conversation_without_user_are_sent_as_they_came(store):
@@ -296,10 +296,10 @@ async def test_a_prefill_and_a_conversation_without_user_are_sent_as_they_came(s
         await agent.turn()
         prefill = {**agent.body(), "messages": [*agent.messages, MORE, {"role": "assistant", "content": "I"}]}
         prefill |= {"continue_final_message": True, "add_generation_prompt": False}
-        assert (200, True) == await compared(proxy, orjson.dumps(prefill))
+        assert await compared(proxy, orjson.dumps(prefill)) == (200, True)
         without = [{"role": "system", "content": "Go."}, agent.messages[1], {"role": "system", "content": "More."}]
         _, refused = await compared(proxy, orjson.dumps({**agent.body(), "messages": without}))
         counts = await proxy.counts()
 
     assert refused
-    assert {"refused:prefill": 1, "refused:no_user": 1} == counts
+    assert counts == {"refused:prefill": 1, "refused:no_user": 1}

@@ -15,9 +15,9 @@ STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream
 async def one_sequence(proxy, turns) -> None:
     """Assert that the steps of rollout r1 are one sequence, with prompts that were sent as ids."""
     steps = await proxy.steps("r1")
-    assert [None, *["sent"] * (turns - 1)] == continuations(steps)
+    assert continuations(steps) == [None, *["sent"] * (turns - 1)]
     assert all(step.exact for step in steps)
-    assert 1 == len(await proxy.rows("r1"))
+    assert len(await proxy.rows("r1")) == 1
 
 
 @STREAMS
@@ -172,7 +172,7 @@ async def test_text_prompts_that_continue_each_other_are_one_sequence(store, sdk
         sent = [body["prompt"] for body in proxy.engine.bodies(COMPLETIONS)]
         await one_sequence(proxy, 4)
 
-    assert [str, list, list, list] == [type(prompt) for prompt in sent]
+    assert [type(prompt) for prompt in sent] == [str, list, list, list]
 
 
 async def test_the_text_of_a_completion_that_was_edited_is_not_continued(store):
@@ -184,11 +184,11 @@ async def test_the_text_of_a_completion_that_was_edited_is_not_continued(store):
         text = response["choices"][0]["text"]
         for edited in (text[:-1] + "#", "#" + text[1:], text.upper(), text[:-1]):
             prompt = f"The lake is{edited} and"
-            assert 200 == (await proxy.send(path, {**body, "prompt": prompt}))[0]
+            assert (await proxy.send(path, {**body, "prompt": prompt}))[0] == 200
             assert prompt == proxy.engine.bodies(COMPLETIONS)[-1]["prompt"]
         counts = await proxy.counts()
 
-    assert 0 == counts["continued"]
+    assert counts["continued"] == 0
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ async def test_other_ids_than_were_sent_flag_the_step(store, stream):
         await proxy.check_unchanged(agent)
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
-    assert [None, "sent", "sent", "returned_ids", "returned_ids"] == continuations(steps)
-    assert [True, True, False, True, True] == [step.exact for step in steps]
+    assert continuations(steps) == [None, "sent", "sent", "returned_ids", "returned_ids"]
+    assert [step.exact for step in steps] == [True, True, False, True, True]
     assert "other_prompt" in steps[2].problems
     assert [*sent[:-1], (sent[-1] + 1) % 256] == list(steps[2].prompts[0])
-    assert {"continued": 2, "refused:returned_ids": 2} == counts
+    assert counts == {"continued": 2, "refused:returned_ids": 2}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ async def test_a_text_part_with_the_field_of_a_medium_is_not_continued(store, fi
         await other.turn()
         steps, others = await proxy.steps("r1"), await proxy.steps("r2")
 
-    assert [None, "content"] == continuations(steps)
-    assert [None, "sent"] == continuations(others)
-    assert [True, True] == [step.exact for step in steps]
+    assert continuations(steps) == [None, "content"]
+    assert continuations(others) == [None, "sent"]
+    assert [step.exact for step in steps] == [True, True]
 
 
 async def test_ids_that_are_ignored_flag_the_step(store):
@@ -87,9 +87,9 @@ async def test_ids_that_are_ignored_flag_the_step(store):
         ).json()
         rendered = (await rendered)["tokens"]
 
-    assert [None, "sent", "returned_ids"] == continuations(steps)
+    assert continuations(steps) == [None, "sent", "returned_ids"]
     assert rendered == list(steps[1].prompts[0])
-    assert ["other_prompt"] == list(steps[1].problems)
+    assert list(steps[1].problems) == ["other_prompt"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -110,11 +110,11 @@ async def test_a_call_is_sent_again_as_it_came_if_its_ids_are_rejected(store, st
         await proxy.check_unchanged(agent)
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
-    assert [None, "refused_ids", "refused_ids"] == continuations(steps)
-    assert [True] * 3 == [step.exact for step in steps]
-    assert [False, True, False] == [KV in body for body in proxy.engine.bodies()[:3]]
-    assert 1 == sum(KV in body for body in proxy.engine.bodies())
-    assert 2 == counts["refused:refused_ids"]
+    assert continuations(steps) == [None, "refused_ids", "refused_ids"]
+    assert [step.exact for step in steps] == [True] * 3
+    assert [KV in body for body in proxy.engine.bodies()[:3]] == [False, True, False]
+    assert sum(KV in body for body in proxy.engine.bodies()) == 1
+    assert counts["refused:refused_ids"] == 2
 
 
 async def test_a_call_that_is_rejected_both_ways_does_not_mark_the_endpoint(store):
@@ -129,9 +129,9 @@ async def test_a_call_that_is_rejected_both_ways_does_not_mark_the_endpoint(stor
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
-    assert [400] == broken.statuses
+    assert broken.statuses == [400]
     assert "temperature" in response["error"]["message"]
-    assert [None, "refused_ids", "sent"] == found
+    assert found == [None, "refused_ids", "sent"]
 
 
 async def test_an_endpoint_that_rejected_ids_gets_them_again_after_its_detection(store):
@@ -153,7 +153,7 @@ async def test_an_endpoint_that_rejected_ids_gets_them_again_after_its_detection
         found = continuations(await proxy.steps("r1"))
 
     assert [None, "refused_ids", *found[2:-1], "sent"] == found
-    assert 502 == agent.statuses[2]
+    assert agent.statuses[2] == 502
 
 
 async def test_ids_out_of_vocabulary_cause_no_error(store):
@@ -168,8 +168,8 @@ async def test_ids_out_of_vocabulary_cause_no_error(store):
         await proxy.check_unchanged(agent)
         steps = await proxy.steps("r1")
 
-    assert [None, "refused_ids"] == continuations(steps)
-    assert [True, True] == [step.exact for step in steps]
+    assert continuations(steps) == [None, "refused_ids"]
+    assert [step.exact for step in steps] == [True, True]
 
 
 async def test_a_tokenizer_that_hangs_delays_a_call_by_the_timeout_at_most(store, monkeypatch):
@@ -190,9 +190,9 @@ async def test_a_tokenizer_that_hangs_delays_a_call_by_the_timeout_at_most(store
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
     assert elapsed >= 0.2
-    assert [None, "timeout", "sent"] == continuations(steps)
+    assert continuations(steps) == [None, "timeout", "sent"]
     assert all(step.exact for step in steps)
-    assert 1 == counts["refused:timeout"]
+    assert counts["refused:timeout"] == 1
 
 
 async def test_an_engine_that_hangs_three_times_in_a_row_is_not_asked_for_a_minute(store, caplog):
@@ -210,7 +210,7 @@ async def test_an_engine_that_hangs_three_times_in_a_row_is_not_asked_for_a_minu
         counts = await proxy.counts()
 
     assert asked == len(proxy.engine.bodies(TOKENIZE))
-    assert 5 == counts["refused:timeout"]
+    assert counts["refused:timeout"] == 5
     assert "did not render 3 calls in a row" in caplog.text
 
 
@@ -229,9 +229,9 @@ async def test_a_tokenizer_that_fails_sends_the_call_unchanged(store, path, stat
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
     reason = "unsupported" if status == 404 else "tokenize"
-    assert [None, reason, reason] == continuations(steps)
+    assert continuations(steps) == [None, reason, reason]
     assert all(step.exact for step in steps)
-    assert {f"refused:{reason}": 2} == counts
+    assert counts == {f"refused:{reason}": 2}
     assert (1 if path == DETOKENIZE and status == 404 else 2) == renderings  # after 404 without a model's name one more
 
 
@@ -269,10 +269,10 @@ async def test_sglang_gets_ids_once_a_rendering_was_equal_to_a_prompt(store):
             agent = proxy.agent(f"r{stream}", stream=stream)
             await agent.turns(4)
             rows, found = await proxy.rows(f"r{stream}"), continuations(await proxy.steps(f"r{stream}"))
-            assert [None, "sent", "sent", "sent"] == found
-            assert 1 == len(rows)
+            assert found == [None, "sent", "sent", "sent"]
+            assert len(rows) == 1
 
-    assert [False, True, True, True] * 2 == ["input_ids" in body for body in proxy.engine.bodies()]
+    assert ["input_ids" in body for body in proxy.engine.bodies()] == [False, True, True, True] * 2
 
 
 async def test_sglang_gets_no_ids_if_its_rendering_differs(store):
@@ -287,8 +287,8 @@ async def test_sglang_gets_no_ids_if_its_rendering_differs(store):
         await agent.turn()
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
-    assert [None, "unverified", "sent"] == continuations(steps)
-    assert 1 == counts["refused:unverified"]
+    assert continuations(steps) == [None, "unverified", "sent"]
+    assert counts["refused:unverified"] == 1
 
 
 async def test_an_engine_with_another_rendering_does_not_render_each_turn(store):
@@ -301,9 +301,9 @@ async def test_an_engine_with_another_rendering_does_not_render_each_turn(store)
             asked.append(len(proxy.engine.raw("/v1/tokenize")))
         steps, counts = await proxy.steps("r3"), await proxy.counts()
 
-    assert [3, 6, 9, 9] == asked
-    assert [None, *["unverified"] * 5] == continuations(steps)
-    assert {"refused:unverified": 20} == counts
+    assert asked == [3, 6, 9, 9]
+    assert continuations(steps) == [None, *["unverified"] * 5]
+    assert counts == {"refused:unverified": 20}
 
 
 async def test_a_rejection_after_a_failover_is_sent_again_to_the_same_endpoint(store):
@@ -323,7 +323,7 @@ async def test_a_rejection_after_a_failover_is_sent_again_to_the_same_endpoint(s
             steps = [step for agent in agents for step in (await proxy.steps(agent.rollout))]
 
     assert [200, 200] * len(agents) == [status for agent in agents for status in agent.statuses]
-    assert {"refused_ids"} == {found for found in continuations(steps) if found}
+    assert {found for found in continuations(steps) if found} == {"refused_ids"}
     assert all(step.exact for step in steps)
     assert KV in dead.bodies()[1]
 
@@ -336,7 +336,7 @@ async def test_prompt_ids_are_sent_in_the_field_of_a_vllm_that_has_one(store, st
         await agent.turns(3)
         steps, bodies = await proxy.steps("r1"), proxy.engine.bodies()
 
-    assert [None, "sent", "sent"] == continuations(steps)
+    assert continuations(steps) == [None, "sent", "sent"]
     assert all(step.exact for step in steps)
     assert [None, list(steps[1].prompts[0])] == [body.get("prompt_token_ids") for body in bodies[:2]]
     assert not any(KV in body for body in bodies)
@@ -351,7 +351,7 @@ async def test_the_experts_of_every_token_of_a_conversation_are_in_its_row_once(
         await agent.turns(4)
         steps, bodies = await proxy.steps("r1"), proxy.engine.bodies()
 
-    assert [()] * 4 == [step.problems for step in steps]
+    assert [step.problems for step in steps] == [()] * 4
     kept = [(step.extra.get("continuation") or {}).get("kept") for step in steps]
     assert [None if count is None else count - 1 for count in kept] == [
         body.get("routed_experts_start_len") for body in bodies

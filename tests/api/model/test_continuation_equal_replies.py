@@ -61,8 +61,8 @@ async def test_reasoning_and_call_ids_that_are_sent_back_choose_the_reply(proxy,
 
     first, second, *later = steps
     expected = [first.step_id, first.step_id, second.step_id, second.step_id]
-    assert expected == [step.extra["continuation"]["step_id"] for step in later]
-    assert ["sent"] * 4 == continuations(later)
+    assert [step.extra["continuation"]["step_id"] for step in later] == expected
+    assert continuations(later) == ["sent"] * 4
 
 
 @pytest.mark.parametrize("mode", ["faithful", "append"])
@@ -74,7 +74,7 @@ async def test_a_reply_that_nothing_distinguishes_is_not_continued(proxy, conver
     steps, counts = await proxy.steps("r1"), await proxy.counts()
     await proxy.check_unchanged(agent)
 
-    assert ["ambiguous"] == continuations(steps)[2:]
+    assert continuations(steps)[2:] == ["ambiguous"]
     assert Counter({"refused:ambiguous": 1}) == counts
 
 
@@ -82,7 +82,7 @@ async def test_reasoning_that_the_agent_changed_belongs_to_no_reply(proxy, conve
     (agent, message), _ = await replied(proxy, conversation, DELETE, KEEP)
     await answer(agent, {**sent_back(message, call_id="own"), "reasoning": "BURN the file."})
 
-    assert ["edited"] == continuations(await proxy.steps("r1"))[2:]
+    assert continuations(await proxy.steps("r1"))[2:] == ["edited"]
 
 
 async def test_each_agent_continues_its_own_reply(proxy, conversation):
@@ -136,7 +136,7 @@ async def test_the_response_that_a_client_names_is_continued(proxy, conversation
         status, _ = await proxy.send(
             path, {"model": "simulated", "input": items if by_id else [*first, *messages, *items], **more}
         )
-        assert 200 == status
+        assert status == 200
     one, other, *later = await proxy.steps("r1")
 
     assert [one.step_id, other.step_id] == [step.extra["continuation"]["step_id"] for step in later]

@@ -99,6 +99,6 @@ async def test_random_agents_lose_no_step_and_get_no_wrong_prompt(store, caplog,
 
     assert len(engine.raw(CHAT)) > 30
     assert all(len(steps[rollout]) >= count for rollout, count in answered.items())
-    assert 0 == counts["refused:internal"]
+    assert counts["refused:internal"] == 0
     assert counts.total() > 10
-    assert [] == [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -38,11 +38,11 @@ async def test_a_call_that_repeats_the_previous_one_is_processed_on_the_event_lo
     """Its body is 400 kB, its response 350 kB: parsed, planned, verified and encoded without a thread."""
     task = "a word " * 60_000
     async with session_with(long_engine, store) as session:
-        assert 200 == (await session.post(CHAT, body(task))).status
+        assert (await session.post(CHAT, body(task))).status == 200
         with patch("proxy.upstream.concurrency.asyncio.to_thread", side_effect=asyncio.to_thread) as threads:
-            assert 200 == (await session.post(CHAT, body(task))).status
-            assert [] == threads.mock_calls
-            assert 200 == (await session.post(CHAT, body("b" + task))).status
+            assert (await session.post(CHAT, body(task))).status == 200
+            assert threads.mock_calls == []
+            assert (await session.post(CHAT, body("b" + task))).status == 200
             assert threads.mock_calls
 
     assert [IDS[:50_000]] * 3 == [step.prompts[0].tolist() for step in await stored_steps(store, "r1")]
@@ -55,10 +55,10 @@ async def test_calls_that_arrive_together_parse_their_prompt_once(store, long_en
             parsed = []
             for texts in (["a" * 300_000], ["a" * 300_000, "b"]):
                 responses = await asyncio.gather(*(session.post(CHAT, body(*texts)) for _ in range(4)))
-                assert [200] * 4 == [response.status for response in responses]
+                assert [response.status for response in responses] == [200] * 4
                 parsed.append(sum(len(args[0]) for args, _ in packed.call_args_list))
 
     sampled = 4 * len(RESPONSE["choices"][0]["token_ids"])
-    assert [50_000 + sampled, 100_000 + 2 * sampled] == parsed
+    assert parsed == [50_000 + sampled, 100_000 + 2 * sampled]
     steps = await stored_steps(store, "r1")
     assert 4 * [IDS[:50_000]] + 4 * [IDS] == [step.prompts[0].tolist() for step in steps]

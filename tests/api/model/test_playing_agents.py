@@ -44,7 +44,7 @@ class Session:
     async def open(self, rollout, **playback):
         terms = {"rollout_id": rollout, "playback": playback}
         async with self._http.post(f"{self._url}/rollouts", json=terms) as response:
-            assert 201 == response.status, await response.text()
+            assert response.status == 201, await response.text()
 
     async def send(self, rollout, calls, *, until=None):
         """Send calls, and return the status and the origin of each response, up to the first with the status `until`."""
@@ -90,7 +90,7 @@ async def recorded(recording, session, engine, store):
     """The steps of the first session; their prompts were continued by ids."""
     async with session(engine, **APPEND) as agent:
         seen = await agent.send("r", recording["sessions"][0])
-    assert {200} == {status for status, *_ in seen}, seen
+    assert {status for status, *_ in seen} == {200}, seen
     steps = await stored_steps(store, "r")
     assert any("rendered" in (step.extra.get("continuation") or {}) for step in steps)
     return steps
@@ -127,7 +127,7 @@ async def test_branches_before_each_step_have_its_prompt_ids(recording, session,
         origins = {step.extra["branched_from"]["step_id"]: step for step in live if "branched_from" in step.extra}
         inherited = {step.step_id for step in steps if step.inherited}
 
-        assert {200} == {status for status, *_ in seen}, seen[-1]
+        assert {status for status, *_ in seen} == {200}, seen[-1]
         assert (await stored_rollout(store, f"b{at}")).has_branched
         assert {step.step_id for step in recorded[:at]} == inherited
         assert branch.step_id in origins
@@ -145,7 +145,7 @@ async def test_what_follows_a_live_reply_continues_its_ids(recording, session, r
                 seen = await agent.send(f"b{at}", recording["sessions"][1], until=422)
                 sources, rows = await agent.rows("r"), await agent.rows(f"b{at}")
 
-            assert {200} == {status for status, *_ in seen}, seen[-1]
+            assert {status for status, *_ in seen} == {200}, seen[-1]
             assert len(sources) == len(rows)
     assert ids_of(recorded).isdisjoint(ids_of((await stored_steps(store, "b0"))[:1]))
 
@@ -167,5 +167,5 @@ async def test_without_the_preset_a_session_is_refused(name, session, engine):
         await agent.open("p", of="r")
         *_, (status, _, text) = await agent.send("p", second, until=422)
 
-    assert 422 == status
+    assert status == 422
     assert "is a playback of" in text

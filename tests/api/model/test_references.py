@@ -78,8 +78,8 @@ async def test_a_tool_call_of_messages_is_sent_to_the_engine_as_it_was_sampled(
     later = [step.body["messages"] for step in (await stored_steps(store, "r1"))[1:]]
     sent = [message["tool_calls"] for messages in later for message in messages if message.get("tool_calls")]
 
-    assert [[sampled], [sampled]] == [[call["function"]["arguments"] for call in calls] for calls in sent]
-    assert 3 == len(tree["nodes"])
+    assert [[call["function"]["arguments"] for call in calls] for calls in sent] == [[sampled], [sampled]]
+    assert len(tree["nodes"]) == 3
     assert turns is UNUSUAL or is_linear(tree), tree
 
 
@@ -96,8 +96,8 @@ async def test_previous_response_id_continues_the_rollout_of_that_response(http,
         (rollout,) = (await response.json())["rollouts"]
     tree = await outline(http, urls[0], rollout["rollout_id"])
 
-    assert ["It rains.", "Bye."] == [middle.output_text, last.output_text]
-    assert 3 == len(tree["nodes"])
+    assert [middle.output_text, last.output_text] == ["It rains.", "Bye."]
+    assert len(tree["nodes"]) == 3
     assert is_linear(tree), tree
 
 
@@ -114,8 +114,8 @@ async def test_the_input_of_a_custom_tool_is_sent_to_the_engine_as_it_was_sample
         model="m", input=[*history, call.model_dump(exclude_none=True), output], tools=tools
     )
 
-    assert PATCH == call.input
-    assert "Done." == second.output_text
+    assert call.input == PATCH
+    assert second.output_text == "Done."
     assert is_linear(await outline(http, urls[0], "r1"))
 
 
@@ -129,7 +129,7 @@ async def test_items_of_a_response_can_be_referenced_by_id(http, urls, sdk):
     history = [{"role": "user", "content": "Oslo?"}, *references, result]
     second = await client.responses.create(model="m", input=history, tools=tools)
 
-    assert "It rains." == second.output_text
+    assert second.output_text == "It rains."
     assert is_linear(await outline(http, urls[0], "r1"))
 
 
@@ -142,7 +142,7 @@ async def test_an_unknown_previous_response_id_is_404(urls, name, sdk):
     with pytest.raises(openai.NotFoundError) as caught:
         await client.responses.create(model="m", input="hi", previous_response_id=name)
 
-    assert "previous_response_id" == caught.value.param
+    assert caught.value.param == "previous_response_id"
 
 
 async def test_a_minted_key_is_403_for_responses_of_another_rollout(http, urls, sdk):
@@ -173,4 +173,4 @@ async def test_steps_that_cannot_be_read_leave_the_arguments_as_the_client_sends
     store.failing.clear()
     sent = (await stored_steps(store, "r1"))[1].body["messages"][1]["tool_calls"]
 
-    assert ['{"city": "Oslo", "days": 1.0}'] == [call["function"]["arguments"] for call in sent]
+    assert [call["function"]["arguments"] for call in sent] == ['{"city": "Oslo", "days": 1.0}']

@@ -68,7 +68,7 @@ async def test_a_deleted_response_is_404_and_its_step_remains(clients, urls, htt
     async with http.get(f"{urls[0]}/rollouts") as response:
         (rollout,) = (await response.json())["rollouts"]
 
-    assert 1 == rollout["counts"]["exact"]
+    assert rollout["counts"]["exact"] == 1
 
 
 async def test_a_response_with_store_false_is_404(clients):
@@ -82,7 +82,7 @@ async def test_a_response_with_store_false_is_404(clients):
 async def test_unknown_response_ids_and_routes_are_404_in_openais_error_shape(clients, http, urls, name):
     for method, path in (("GET", f"/v1/responses/{name}x"), ("POST", f"/v1/responses/{name}x/cancel")):
         async with http.request(method, f"{urls[0]}{path}") as response:
-            assert 404 == response.status
+            assert response.status == 404
             assert (await response.json())["error"]["message"]
 
 

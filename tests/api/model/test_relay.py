@@ -47,8 +47,8 @@ async def test_an_unstreamed_call_returns_the_plain_response_and_records_the_ids
     assert "Content-Length" in response.headers
     assert response.json["prompt_token_ids"] is None
     assert orjson.loads(WHOLE.response)["choices"][0]["token_ids"] == step.choices[0].ids.tolist()
-    assert (True, "complete", True) == (step.exact, step.status, step.delivered)
-    assert {"return_token_ids": True, "logprobs": True} == step.sent["set"]
+    assert (step.exact, step.status, step.delivered) == (True, "complete", True)
+    assert step.sent["set"] == {"return_token_ids": True, "logprobs": True}
 
 
 def tool_events(*deltas) -> list[bytes]:
@@ -103,8 +103,8 @@ async def test_a_client_gets_comments_while_parallel_calls_are_held(store, engin
             after = await response.content.read()
 
     assert end not in before
-    assert 2 <= after.count(end)
-    assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
+    assert after.count(end) >= 2
+    assert [step.status for step in await stored_steps(store, "r1")] == ["complete"]
 
 
 async def test_events_of_a_stream_are_forwarded_as_they_arrive(store, engine, http):
@@ -144,12 +144,12 @@ async def test_a_response_does_not_end_properly_if_its_step_cannot_be_stored(sto
         store.failing.add("append")
         if cassette is WHOLE:
             response = await session.post(CHAT, BODY)
-            assert (503, "store_unavailable") == (response.status, response.json["error"]["type"])
-            assert "1" == response.headers["Retry-After"]
+            assert (response.status, response.json["error"]["type"]) == (503, "store_unavailable")
+            assert response.headers["Retry-After"] == "1"
         else:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await session.post(CHAT, BODY)
-    assert [] == await stored_steps(store, "r1")
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_a_client_disconnect_during_a_stream_aborts_the_engines_request(store, engine, http):
@@ -162,7 +162,7 @@ async def test_a_client_disconnect_during_a_stream_aborts_the_engines_request(st
         await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", "the client disconnected", False) == (step.status, step.reason, step.delivered)
+    assert (step.status, step.reason, step.delivered) == ("partial", "the client disconnected", False)
     assert "stream_cut" in step.problems
 
 
@@ -178,7 +178,7 @@ async def test_a_client_disconnect_during_an_unstreamed_or_replayed_call_aborts_
         await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", False, ()) == (step.status, step.delivered, step.choices)
+    assert (step.status, step.delivered, step.choices) == ("partial", False, ())
 
 
 @BOTH
@@ -209,8 +209,8 @@ async def test_an_engine_disconnect_during_a_stream_breaks_the_clients_stream_of
                 shown += await response.content.readuntil(b"\n\n")
 
     (step,) = await wait_for_steps(store, "r1")
-    assert 5 == len(events(shown))
-    assert ("partial", True, 4, False) == (step.status, "disconnected" in step.reason, step.sampled, step.delivered)
+    assert len(events(shown)) == 5
+    assert (step.status, "disconnected" in step.reason, step.sampled, step.delivered) == ("partial", True, 4, False)
 
 
 async def test_an_engine_disconnect_during_an_unstreamed_response_is_502(store, engine):
@@ -227,8 +227,8 @@ async def test_an_engine_disconnect_during_an_unstreamed_response_is_502(store, 
     response, step = await one_call(engine, store)
     error = response.json["error"]
 
-    assert (502, "upstream_error", "engine_disconnected") == (response.status, error["type"], error["code"])
-    assert ("partial", False) == (step.status, step.delivered)
+    assert (response.status, error["type"], error["code"]) == (502, "upstream_error", "engine_disconnected")
+    assert (step.status, step.delivered) == ("partial", False)
 
 
 async def test_a_stream_without_a_terminal_event_is_a_partial_step_and_not_delivered(store, engine):
@@ -237,7 +237,7 @@ async def test_a_stream_without_a_terminal_event_is_a_partial_step_and_not_deliv
     response, step = await one_call(engine, store)
 
     assert b"[DONE]" not in response.text
-    assert ("partial", False) == (step.status, step.delivered)
+    assert (step.status, step.delivered) == ("partial", False)
 
 
 DEAD = "http://127.0.0.1:9"
@@ -246,16 +246,16 @@ DEAD = "http://127.0.0.1:9"
 async def test_an_unreachable_engine_is_503_and_an_error_step(store):
     response, step = await one_call(DEAD, store)
 
-    assert (503, "engine_unreachable") == (response.status, response.json["error"]["code"])
-    assert "1" == response.headers["Retry-After"]
-    assert ("error", 503) == (step.status, step.response["status"])
+    assert (response.status, response.json["error"]["code"]) == (503, "engine_unreachable")
+    assert response.headers["Retry-After"] == "1"
+    assert (step.status, step.response["status"]) == ("error", 503)
 
 
 async def test_an_engine_that_exceeds_read_timeout_s_is_504(store, engine):
     engine.hangs()
     response, _ = await one_call(engine, store, engines={"read_timeout_s": 0.1})
 
-    assert (504, "engine_timeout") == (response.status, response.json["error"]["code"])
+    assert (response.status, response.json["error"]["code"]) == (504, "engine_timeout")
 
 
 @pytest.mark.parametrize(
@@ -274,15 +274,15 @@ async def test_engine_errors_are_returned_with_unchanged_status_type_and_bytes(s
     assert (cassette.status, cassette.response) == (response.status, response.text)
     assert cassette.content_type == response.kind
     assert ("error", cassette.status) == (step.status, step.response["status"])
-    assert cassette.name != "html" or "<html>bad gateway</html>" == step.response["body"]
+    assert cassette.name != "html" or step.response["body"] == "<html>bad gateway</html>"
 
 
 async def test_a_429_response_keeps_its_retry_after_header(store, engine):
     engine.plays(replace(WHOLE, response=b'{"error":"slow down"}', status=429), **{"Retry-After": "7"})
     response, _ = await one_call(engine, store)
 
-    assert (429, b'{"error":"slow down"}') == (response.status, response.text)
-    assert "7" == response.headers["Retry-After"]
+    assert (response.status, response.text) == (429, b'{"error":"slow down"}')
+    assert response.headers["Retry-After"] == "7"
 
 
 async def test_the_agents_key_is_not_sent_to_the_engine(store, engine):
@@ -329,7 +329,7 @@ async def test_calls_outside_the_sample_of_the_log_are_logged_if_they_failed_or_
     caplog.set_level("INFO", "tokentape")
     engine.plays(replace(WHOLE, status=status))
     async with session_with(engine, store, log=settings) as session:
-        assert [status] * 2 == [(await session.post(CHAT, BODY)).status for _ in range(2)]
+        assert [(await session.post(CHAT, BODY)).status for _ in range(2)] == [status] * 2
 
     assert lines == len([record for record in caplog.records if record.getMessage() == "call"])
 
@@ -349,7 +349,7 @@ async def test_in_flight_rollouts_counts_each_rollout_once(store, engine):
             await call.read()
         after = await metric()
 
-    assert (b"2.0", b"0.0") == (during, after)
+    assert (during, after) == (b"2.0", b"0.0")
 
 
 def failing_after(times: int):
@@ -386,13 +386,13 @@ async def test_an_unexpected_exception_during_a_stream_records_a_partial_step(st
     *_, error, done = events(remainder)
     payload = orjson.loads(error.removeprefix(b"data: "))["error"]
 
-    assert b"data: [DONE]\n\n" == done
-    assert ("server_error", "internal_error") == (payload["type"], payload["code"])
-    assert ("partial", 4, False) == (step.status, step.sampled, step.delivered)
+    assert done == b"data: [DONE]\n\n"
+    assert (payload["type"], payload["code"]) == ("server_error", "internal_error")
+    assert (step.status, step.sampled, step.delivered) == ("partial", 4, False)
     assert "stream_cut" in step.problems
     error_id = step.reason.removeprefix("internal error ")
     assert error_id in payload["message"]
-    assert [error_id] == [record.fields["error_id"] for record in caplog.records if record.exc_info]
+    assert [record.fields["error_id"] for record in caplog.records if record.exc_info] == [error_id]
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ async def test_an_unexpected_exception_in_an_unstreamed_call_records_a_partial_s
     monkeypatch.setattr(f"proxy.protocols.{method}", broken)
     response, step = await one_call(engine, store)
 
-    assert (500, "internal_error") == (response.status, response.json["error"]["code"])
-    assert ("partial", sampled, False) == (step.status, step.sampled, step.delivered)
+    assert (response.status, response.json["error"]["code"]) == (500, "internal_error")
+    assert (step.status, step.sampled, step.delivered) == ("partial", sampled, False)
     assert step.reason.startswith("internal error ")
 
 
@@ -466,8 +466,8 @@ async def test_a_response_header_with_control_characters_is_dropped(store, casse
     async with byte_engine(sent) as engines:
         response, step = await one_call(None, store, engines=engines)
 
-    assert (200, "ab", False) == (response.status, response.headers["X-Even"], "X-Odd" in response.headers)
-    assert (True, True) == (step.exact, step.delivered)
+    assert (response.status, response.headers["X-Even"], "X-Odd" in response.headers) == (200, "ab", False)
+    assert (step.exact, step.delivered) == (True, True)
 
 
 @pytest.mark.parametrize("status", [b"099", b"101", b"199", b"600", b"999"])
@@ -476,7 +476,7 @@ async def test_an_invalid_status_code_of_the_engine_is_502(store, status):
     async with byte_engine(sent, closes=True) as engines:
         response, step = await one_call(None, store, engines=engines)
 
-    assert (502, "upstream_error", "error") == (response.status, response.json["error"]["type"], step.status)
+    assert (response.status, response.json["error"]["type"], step.status) == (502, "upstream_error", "error")
 
 
 async def test_a_truncated_json_response_is_502(store):
@@ -486,8 +486,8 @@ async def test_a_truncated_json_response_is_502(store):
     async with byte_engine(sent, closes=True) as engines:
         response, step = await one_call(None, store, engines=engines)
 
-    assert (502, "upstream_error") == (response.status, response.json["error"]["type"])
-    assert ("error", False) == (step.status, step.exact)
+    assert (response.status, response.json["error"]["type"]) == (502, "upstream_error")
+    assert (step.status, step.exact) == ("error", False)
     assert step.response["body"].encode() == half
 
 
@@ -497,7 +497,7 @@ async def test_a_stream_ends_with_its_terminal_event_even_if_the_engine_keeps_th
     await engine.aborted.wait()
 
     assert response.text.endswith(b"data: [DONE]\n\n")
-    assert (True, "complete", True) == (step.exact, step.status, step.delivered)
+    assert (step.exact, step.status, step.delivered) == (True, "complete", True)
 
 
 async def test_a_call_that_the_shutdown_ends_has_the_shutdown_as_its_reason(store, engine, http):
@@ -509,7 +509,7 @@ async def test_a_call_that_the_shutdown_ends_has_the_shutdown_as_its_reason(stor
         await response.read()
     (step,) = await stored_steps(store, "r1")
 
-    assert ("partial", "the proxy shut down", False) == (step.status, step.reason, step.delivered)
+    assert (step.status, step.reason, step.delivered) == ("partial", "the proxy shut down", False)
 
 
 POLICY = replace(WHOLE, response=WHOLE.response.replace(b'"model":"tiny"', b'"model":"policy"'))
@@ -555,8 +555,8 @@ async def test_a_stream_with_usage_beside_a_choice_does_not_end_the_check_of_cou
             await session.post(CHAT, BODY | {"stream": True})
     steps = await stored_steps(store, "r1")
 
-    assert [True, True] == ["stream_options" in body for body in engine.requests]
-    assert ["completion_count"] == list(steps[1].problems)
+    assert ["stream_options" in body for body in engine.requests] == [True, True]
+    assert list(steps[1].problems) == ["completion_count"]
 
 
 async def test_usage_that_three_rollouts_saw_in_each_event_is_not_stripped(store, engine):
@@ -572,7 +572,7 @@ async def test_usage_that_three_rollouts_saw_in_each_event_is_not_stripped(store
             engine.streams([counted], then="end")
             shown.append(await session.post(chat_path(f"new-{rollout}"), BODY | {"stream": True, "n": 2}))
 
-    assert [False, False, True] == [b"usage" in response.text for response in shown]
+    assert [b"usage" in response.text for response in shown] == [False, False, True]
 
 
 async def test_parallel_calls_store_one_step_each(store, engine):
@@ -626,7 +626,7 @@ async def test_a_connection_reset_during_a_call_is_a_partial_step_and_not_delive
         await asyncio.wait_for(engine.aborted.wait(), 50)
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
+    assert (step.status, step.delivered, step.reason) == ("partial", False, "the client disconnected")
 
 
 def two_endpoints(*endpoints, **options) -> dict:
@@ -648,11 +648,11 @@ async def test_calls_fail_over_from_an_unreachable_endpoint(store, engine):
     """The step lists the failed attempts."""
     engine.plays(WHOLE)
     async with session_with(None, store, engines=two_endpoints(DEAD, engine, eject_after=99)) as session:
-        assert [200] * 12 == await rollouts_of_one_call(session, 12)
+        assert await rollouts_of_one_call(session, 12) == [200] * 12
 
     steps = await steps_of(store, 12)
     tried = [step.extra["attempts"] for step in steps if "attempts" in step.extra]
-    assert 12 == len(steps)
+    assert len(steps) == 12
     assert all(step.exact and step.engine.name == engine.url[-5:] for step in steps)
     assert 0 < len(tried) < 12
     assert all(len(attempts) == 1 and "is unreachable" in attempts[0]["fault"] for attempts in tried)
@@ -662,7 +662,7 @@ async def test_an_endpoint_is_ejected_after_eject_after_consecutive_faults(store
     """Later calls do not try it."""
     engine.plays(WHOLE)
     async with session_with(None, store, engines=two_endpoints(DEAD, engine, eject_after=2)) as session:
-        assert [200] * 20 == await rollouts_of_one_call(session, 20)
+        assert await rollouts_of_one_call(session, 20) == [200] * 20
 
     assert sum("attempts" in step.extra for step in await steps_of(store, 20)) <= 2
 
@@ -674,19 +674,19 @@ async def test_calls_fail_over_from_502_503_and_504(store, engine, status):
         engine.answers({"error": {"message": "loading"}}, status)
         other.plays(WHOLE)
         async with session_with(None, store, engines=two_endpoints(engine, other, eject_after=99)) as session:
-            assert [200] * 40 == await rollouts_of_one_call(session, 40)
+            assert await rollouts_of_one_call(session, 40) == [200] * 40
             assert 0 < len(engine.requests) < 40
             other.respond = engine.respond
             before = len(engine.requests) + len(other.requests)
             assert status == (await session.post(CHAT, BODY)).status
-            assert before + 2 == len(engine.requests) + len(other.requests)
+            assert len(engine.requests) + len(other.requests) == before + 2
 
 
 async def test_with_max_attempts_1_calls_do_not_fail_over(store, engine):
     engine.plays(WHOLE)
     engines = two_endpoints(DEAD, engine, max_attempts=1, eject_after=99)
     async with session_with(None, store, engines=engines) as session:
-        assert {200, 503} == set(await rollouts_of_one_call(session, 40))
+        assert set(await rollouts_of_one_call(session, 40)) == {200, 503}
 
 
 async def test_after_the_first_byte_calls_do_not_fail_over(store, engine):
@@ -697,14 +697,14 @@ async def test_after_the_first_byte_calls_do_not_fail_over(store, engine):
         async with session_with(None, store, engines=two_endpoints(engine, other)) as session:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await session.post(CHAT, BODY)
-        assert 1 == len(engine.requests) + len(other.requests)
+        assert len(engine.requests) + len(other.requests) == 1
 
 
 async def test_after_failover_the_request_is_planned_for_the_other_engine_type(store, engine):
     engine.plays(WHOLE)
     endpoints = [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]
     async with session_with(None, store, engines={"endpoints": endpoints, "eject_after": 99}) as session:
-        assert [200] * 12 == await rollouts_of_one_call(session, 12, "k")
+        assert await rollouts_of_one_call(session, 12, "k") == [200] * 12
 
     steps = await steps_of(store, 12, "k")
     assert any("attempts" in step.extra for step in steps)
@@ -738,17 +738,17 @@ async def test_a_call_that_exceeds_the_queue_is_429_and_not_recorded(store, engi
             calls.append(asyncio.ensure_future(session.post(chat_path("r2"), BODY)))
             await wait_for_queued(session, 1)
         response = await session.post(chat_path("r3"), BODY)
-        assert (429, "1") == (response.status, response.headers["Retry-After"])
-        assert "engine_busy" == response.json["error"]["code"]
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        assert response.json["error"]["code"] == "engine_busy"
         assert f"engines.{next(iter(limit))}" in response.json["error"]["message"]
         counted = b'tokentape_calls_total{dialect="chat",engine="fake",status="429"} 1.0'
         assert counted in (await session.get("/metrics")).text
         for call in reversed(calls):
             call.cancel()
         await engine.aborted.wait()
-        assert 1 == len(engine.requests)
+        assert len(engine.requests) == 1
 
-    assert [[], []] == [await stored_steps(store, name) for name in ("r2", "r3")]
+    assert [await stored_steps(store, name) for name in ("r2", "r3")] == [[], []]
 
 
 async def test_a_client_disconnect_in_the_queue_sends_and_records_nothing(store, engine):
@@ -771,12 +771,12 @@ async def test_a_client_disconnect_in_the_queue_sends_and_records_nothing(store,
         calls[1].cancel()
         await wait_for_queued(session, 1)
         proceed.set()
-        assert [200, 200] == [(await calls[n]).status for n in (0, 2)]
+        assert [(await calls[n]).status for n in (0, 2)] == [200, 200]
         shown = await shown_engine(session)
-        assert (0, 0) == (shown["in_flight"], shown["queued"])
+        assert (shown["in_flight"], shown["queued"]) == (0, 0)
 
-    assert 2 == len(engine.requests)
-    assert [1, 0, 1] == [len(await stored_steps(store, f"q{n}")) for n in range(3)]
+    assert len(engine.requests) == 2
+    assert [len(await stored_steps(store, f"q{n}")) for n in range(3)] == [1, 0, 1]
 
 
 async def test_a_call_releases_its_slot_however_it_ends(store, engine):
@@ -800,8 +800,8 @@ async def test_a_call_releases_its_slot_however_it_ends(store, engine):
         while (await shown_engine(session))["in_flight"]:
             pass
         engine.plays(WHOLE)
-        assert 200 == (await session.post(CHAT, BODY)).status
-        assert 0 == (await shown_engine(session))["in_flight"]
+        assert (await session.post(CHAT, BODY)).status == 200
+        assert (await shown_engine(session))["in_flight"] == 0
 
 
 async def test_a_queued_call_with_a_synthetic_stream_gets_keep_alive_comments(store, engine):
@@ -817,4 +817,4 @@ async def test_a_queued_call_with_a_synthetic_stream_gets_keep_alive_comments(st
     (step,) = await stored_steps(store, "k")
     assert text.startswith(b":")
     assert b"engines.queue_timeout_s" in text
-    assert "error" == step.status
+    assert step.status == "error"

@@ -54,13 +54,13 @@ async def test_a_response_without_end_is_502_and_its_step_is_partial(store, engi
             metrics = (await session.get("/metrics")).text.decode()
 
     (step,) = await stored_steps(store, "r1")
-    assert (502, kind) == (response.status, response.json["error"]["type"])
+    assert (response.status, response.json["error"]["type"]) == (502, kind)
     assert f"The engine's response is too large (step {step.step_id})." == response.json["error"]["message"]
-    assert ("partial", None) == (step.status, step.response)
+    assert (step.status, step.response) == ("partial", None)
     assert "(engines.max_response_bytes)" in step.reason
-    assert 1 == len([request for request in (*engine.requests, *other.requests) if "messages" in request])
+    assert len([request for request in (*engine.requests, *other.requests) if "messages" in request]) == 1
     assert sum(sent) < 2**26
-    assert ["1.0", "1.0"] == re.findall(r"tokentape_engine_healthy{[^}]*} (.*)", metrics)
+    assert re.findall(r"tokentape_engine_healthy{[^}]*} (.*)", metrics) == ["1.0", "1.0"]
 
 
 async def test_a_small_response_with_many_values_is_refused_before_it_is_parsed(store, engine):
@@ -68,7 +68,7 @@ async def test_a_small_response_with_many_values_is_refused_before_it_is_parsed(
     sends(engine, head=b'{"choices":[', pieces=5, piece=b"[]," * 19_000)
     response, step = await one_call(engine, store, engines=LIMITS)
 
-    assert (502, "engine_response_too_large") == (response.status, response.json["error"]["code"])
+    assert (response.status, response.json["error"]["code"]) == (502, "engine_response_too_large")
     assert "4 times engines.max_response_bytes" in step.reason
 
 
@@ -76,7 +76,7 @@ async def test_a_compressed_response_is_limited_by_its_decompressed_bytes(store,
     sends(engine, head=gzip.compress(b" " * 2**24), pieces=0, headers={"Content-Encoding": "gzip"})
     response, step = await one_call(engine, store, engines=LIMITS)
 
-    assert (502, "partial") == (response.status, step.status)
+    assert (response.status, step.status) == (502, "partial")
 
 
 async def test_a_stream_without_end_is_cut_at_the_limit(store, engine):
@@ -88,7 +88,7 @@ async def test_a_stream_without_end_is_cut_at_the_limit(store, engine):
             await session.post(CHAT, BODY | {"stream": True})
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", 1) == (step.status, len(step.prompts))
+    assert (step.status, len(step.prompts)) == ("partial", 1)
     assert "(engines.max_response_bytes)" in step.reason
 
 
@@ -97,7 +97,7 @@ async def test_bytes_after_the_end_of_a_stream_are_not_kept(store, engine):
     sent = sends(engine, head=STREAM.response, piece=b"\n" * 2**16, headers={"Content-Type": "text/event-stream"})
     response, step = await one_call(engine, store, BODY | {"stream": True})
 
-    assert "complete" == step.status
+    assert step.status == "complete"
     assert len(response.text) < 2**20
     assert sum(sent) < 2**26
 
@@ -127,7 +127,7 @@ async def test_a_large_response_is_refused_if_other_calls_use_the_memory(store, 
         waiting.cancel()
         await asyncio.wait([waiting])
 
-    assert [200, 502, 200] == found
+    assert found == [200, 502, 200]
 
 
 async def test_a_client_that_leaves_during_a_large_response_costs_no_parsing(store, engine):
@@ -149,4 +149,4 @@ async def test_a_client_that_leaves_during_a_large_response_costs_no_parsing(sto
         waiting.cancel()
         (step,) = await wait_for_steps(store, "r1")
 
-    assert ("partial", None) == (step.status, step.response)
+    assert (step.status, step.response) == ("partial", None)

@@ -83,7 +83,7 @@ def read_responses(raw: bytes) -> dict[str, Any]:
     parts = [part.get("text", "") for item in last["output"] for part in item.get("content") or ()]
 
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
-    assert ["response.created"] == [event["type"] for event in events if event["type"] == "response.created"]
+    assert [event["type"] for event in events if event["type"] == "response.created"] == ["response.created"]
     assert "".join(parts).endswith(text)
     return {"reply": last, "text": text}
 
@@ -237,7 +237,7 @@ async def test_a_call_that_was_cut_equals_one_that_was_not(stage, call, cuts):
     assert whole is not None
     # A part that the parsers read otherwise than the whole is one more.
     assert step.resumed <= len(step.extra.get("attempts", ())) <= len(cuts) + 1
-    assert (200, "complete", ()) == (whole.status, expected.status, expected.problems), whole.text
+    assert (whole.status, expected.status, expected.problems) == (200, "complete", ()), whole.text
     if count == 0:
         assert response is not None
         assert response.status == 200, response.text
@@ -370,8 +370,8 @@ async def test_a_pause_interrupts_calls_which_go_on_after_it_with_the_new_versio
             second.end,
         ]
         assert tokens_of(uncut)["choices"][0][:2] == tokens_of(step)["choices"][0][:2]
-        assert (1, True, "complete") == (step.resumed, step.exact, step.status)
-    assert {"mode": "wait", "in_flight": 0, "drained": True} == paused.json
+        assert (step.resumed, step.exact, step.status) == (1, True, "complete")
+    assert paused.json == {"mode": "wait", "in_flight": 0, "drained": True}
 
 
 async def test_a_client_that_leaves_during_the_pause_leaves_a_partial_step(slow):
@@ -383,7 +383,7 @@ async def test_a_client_that_leaves_during_the_pause_leaves_a_partial_step(slow)
     (step,) = await wait_for_steps(slow.store, "left")
     (choice,) = step.choices
 
-    assert ("partial", False) == (step.status, step.delivered)
+    assert (step.status, step.delivered) == ("partial", False)
     assert 0 < len(choice.ids) < len(uncut.choices[0].ids)
     assert choice.ids == uncut.choices[0].ids[: len(choice.ids)]
     assert len(choice.ids) == len(choice.logprobs)
@@ -397,7 +397,7 @@ async def test_a_call_waits_for_the_end_of_a_pause_only_so_long(slow):
         await call
     (step,) = await wait_for_steps(slow.store, "late")
 
-    assert "partial" == step.status or "aborted" in step.problems
+    assert step.status == "partial" or "aborted" in step.problems
     assert step.choices[0].ids
     assert await slow.counted("ended", "timeout") == 1
 
@@ -409,7 +409,7 @@ async def test_a_call_is_resumed_only_so_often(slow):
     (choice,) = step.choices
 
     assert uncut.choices[0].ids[:9] == choice.ids
-    assert ("abort", 2) == (choice.finish_reason, step.resumed)
+    assert (choice.finish_reason, step.resumed) == ("abort", 2)
     assert b'"finish_reason":"abort"' in response.text
     assert await slow.counted("ended", "max_resumes") == 1
 
@@ -435,7 +435,7 @@ async def test_an_engine_that_dies_in_mid_stream_is_no_error_if_there_is_another
     assert expected is not None
     assert read(expected.text, path, BODIES[path]) == read(response.text, path, BODIES[path])
     assert tokens_of(uncut) == tokens_of(step)
-    assert ("other", ["one"]) == (step.engine.name, [attempt["endpoint"] for attempt in step.extra["attempts"]])
+    assert (step.engine.name, [attempt["endpoint"] for attempt in step.extra["attempts"]]) == ("other", ["one"])
 
 
 async def endpoint_of(stage: Stage, rollout: str) -> str:

@@ -70,7 +70,7 @@ async def test_a_call_that_was_cut_equals_one_that_was_not(stage: Stage, call, c
     response, step = await stage.ask(path, body, cuts)
     reasons = {reason: await stage.counted("ended", reason) for reason in ("character", "parser", "finished", "length")}
 
-    assert (200, "complete", ()) == (whole.status, expected.status, expected.problems), whole.text
+    assert (whole.status, expected.status, expected.problems) == (200, "complete", ()), whole.text
     if await stage.counted("ended") == ended:
         assert response is not None
         # A lost stream has not named the versions of its tokens, so the whole names none.
@@ -94,8 +94,8 @@ async def test_a_cut_call_is_resumed_with_its_ids(stage: Stage):
     path, asked = ("/generate", native) if kind == "sglang" else ("/inference/v1/generate", body)
     _, step = await stage.ask(path, asked, [Cut(5, "abort"), Cut(7, "abort")])
 
-    assert [5, 12] == [attempt["tokens"] for attempt in step.extra["attempts"]]
-    assert (2, "complete", True, 20) == (step.resumed, step.status, step.exact, len(step.choices[0].ids))
+    assert [attempt["tokens"] for attempt in step.extra["attempts"]] == [5, 12]
+    assert (step.resumed, step.status, step.exact, len(step.choices[0].ids)) == (2, "complete", True, 20)
     assert await stage.counted("resumed", "none") == 2
 
 
@@ -107,5 +107,5 @@ async def test_a_call_with_stop_strings_starts_again(stage: Stage):
         "/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": sampling}, [Cut(5, "abort")]
     )
 
-    assert ("complete", 0) == (step.status, step.resumed)
+    assert (step.status, step.resumed) == ("complete", 0)
     assert await stage.counted("restarted", "stop") == 1

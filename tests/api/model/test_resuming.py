@@ -50,7 +50,7 @@ async def test_a_call_that_is_cut_anywhere_equals_one_that_was_never_cut(
 
     assert (200, *read(expected_raw, is_stream=is_stream)) == (status, *read(raw, is_stream=is_stream))
     ((choice,), (own,)) = step.choices, expected.choices
-    assert ("complete", (), PROMPT) == (step.status, step.problems, [*step.prompts[0]])
+    assert (step.status, step.problems, [*step.prompts[0]]) == ("complete", (), PROMPT)
     assert (own.ids, own.logprobs, own.finish_reason, own.stop_reason) == (
         choice.ids,
         choice.logprobs,
@@ -73,10 +73,10 @@ async def test_the_rest_is_requested_with_the_ids_so_far(store, http):
 
     first, second = engine.requests
     assert {"prompt_token_ids": [*PROMPT, *REPLY[:5].encode()]} == second["kv_transfer_params"]
-    assert (COUNT - 5, 3, 12) == (second["max_tokens"], second["min_tokens"], second["seed"])
+    assert (second["max_tokens"], second["min_tokens"], second["seed"]) == (COUNT - 5, 3, 12)
     assert first["messages"] == second["messages"]
-    assert 1 == step.extra["resumed"]
-    assert [{"endpoint": "fake", "fault": "aborted by the engine", "tokens": 5}] == step.extra["attempts"]
+    assert step.extra["resumed"] == 1
+    assert step.extra["attempts"] == [{"endpoint": "fake", "fault": "aborted by the engine", "tokens": 5}]
 
 
 async def test_a_call_that_cannot_be_resumed_starts_again_if_its_client_has_received_nothing(store, http):
@@ -88,7 +88,7 @@ async def test_a_call_that_cannot_be_resumed_starts_again_if_its_client_has_rece
         (step,) = await stored_steps(store, "r1")
         counted = await metrics_of(http, served)
 
-    assert REPLY == read(raw, is_stream=False)[0]
+    assert read(raw, is_stream=False)[0] == REPLY
     assert tokens_of(REPLY) == [*step.choices[0].ids]
     assert "resumed" not in step.extra
     assert 'tokentape_resumed_calls_total{engine="fake",reason="penalties",result="restarted"} 1.0' in counted
@@ -104,7 +104,7 @@ async def test_a_stream_that_cannot_be_resumed_ends_as_its_engine_ended_it(store
         (step,) = await stored_steps(store, "r1")
 
     assert (REPLY[:5], ["abort"]) == read(raw, is_stream=True)[:2]
-    assert ("aborted",) == step.problems
+    assert step.problems == ("aborted",)
 
 
 async def test_a_stream_without_token_ids_does_not_start_again_once_it_was_shown(store, http):
@@ -116,7 +116,7 @@ async def test_a_stream_without_token_ids_does_not_start_again_once_it_was_shown
         _, raw = await answer_of(http, served, body)
 
     assert (REPLY[:5], ["abort"]) == read(raw, is_stream=True)[:2]
-    assert 1 == len(engine.requests)
+    assert len(engine.requests) == 1
 
 
 async def streamed(request, *choices, **first) -> web.StreamResponse:
@@ -149,7 +149,7 @@ async def test_a_stream_with_an_unreadable_event_does_not_start_again_once_it_wa
     async with listening(handle) as url, resuming(url, store, max_resumes=2) as served:
         _, raw = await answer_of(http, served, body)
 
-    assert 1 == len(engine.requests) == raw.count(b"Hello")
+    assert len(engine.requests) == raw.count(b"Hello") == 1
 
 
 async def test_a_rest_may_be_sampled_for_longer_than_a_call_may_wait(store, http):
@@ -169,7 +169,7 @@ async def test_a_rest_may_be_sampled_for_longer_than_a_call_may_wait(store, http
         _, raw = await answer_of(http, served, {"model": "m", "messages": MESSAGES})
         (step,) = await stored_steps(store, "r1")
 
-    assert (REPLY, ["stop"]) == read(raw, is_stream=False)[:2]
+    assert read(raw, is_stream=False)[:2] == (REPLY, ["stop"])
     assert (1, (), tokens_of(REPLY)) == (len(lost), step.problems, [*step.choices[0].ids])
 
 
@@ -210,7 +210,7 @@ async def test_a_rest_that_an_engine_rejects_is_not_sent_again(store, http):
             await answer_of(http, served, body)
         (step,) = await stored_steps(store, "r1")
 
-    assert 2 == len(engine.requests)
+    assert len(engine.requests) == 2
     assert ("partial", [*REPLY[:5].encode()]) == (step.status, [*step.choices[0].ids])
 
 
@@ -225,7 +225,7 @@ async def test_a_stream_that_waits_too_long_ends_as_its_engine_ended_it(store, h
     async def handle(request):
         if request.path.endswith("/completions"):
             async with http.post(f"{served.url}/policy/pause?drain_s=0", json={}) as response:
-                assert 200 == response.status
+                assert response.status == 200
             paused.set()
         return await engine.handle(request)
 
@@ -248,9 +248,9 @@ async def test_an_interrupted_stream_goes_on_although_text_was_withheld_for_a_st
         answering = asyncio.create_task(answer_of(http, served, body))
         await engine.held.wait()
         async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
-            assert 200 == response.status
+            assert response.status == 200
         async with http.post(f"{served.url}/policy/resume") as response:
-            assert 200 == response.status
+            assert response.status == 200
         _, raw = await answering
         engine.released.set()
 
@@ -266,7 +266,7 @@ async def test_the_step_of_a_stream_that_waits_too_long_after_an_interruption_is
         answering = asyncio.create_task(answer_of(http, served, body))
         await engine.held.wait()
         async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
-            assert 200 == response.status
+            assert response.status == 200
         with pytest.raises(ClientPayloadError):
             await answering
         engine.released.set()
@@ -303,12 +303,12 @@ async def test_what_is_parsed_while_a_call_is_interrupted_is_shown(store, http, 
         async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
             paused = await response.json()
         async with http.post(f"{served.url}/policy/resume") as response:
-            assert 200 == response.status
+            assert response.status == 200
         _, raw = await answering
         engine.released.set()
 
-    assert (True, 0) == (paused["drained"], paused["in_flight"])
-    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
 
 
 async def test_a_pause_does_not_cut_a_stream_that_has_ended(store, http, monkeypatch):
@@ -335,13 +335,13 @@ async def test_a_pause_does_not_cut_a_stream_that_has_ended(store, http, monkeyp
         answering = asyncio.create_task(answer_of(http, served, body))
         await ended.wait()
         async with http.get(f"{served.url}/health") as response:  # the last event was read
-            assert 200 == response.status
+            assert response.status == 200
         async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
             paused = await response.json()
         _, raw = await answering
 
-    assert (True, 0) == (paused["drained"], paused["in_flight"])
-    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
 
 
 async def test_an_engine_that_samples_more_than_the_limit_of_the_whole_is_noticed(store, http):
@@ -351,7 +351,7 @@ async def test_an_engine_that_samples_more_than_the_limit_of_the_whole_is_notice
         await answer_of(http, served, {"model": "m", "messages": MESSAGES, "max_tokens": 20})
         (step,) = await stored_steps(store, "r1")
 
-    assert (22, ("too_many_tokens",)) == (step.sampled, step.problems)
+    assert (step.sampled, step.problems) == (22, ("too_many_tokens",))
 
 
 async def test_a_lost_endpoint_is_tried_less_and_less_often(store, http):
@@ -368,8 +368,8 @@ async def test_a_lost_endpoint_is_tried_less_and_less_often(store, http):
     async with listening(handle) as url, resuming(url, store) as served:
         _, raw = await answer_of(http, served, {"model": "m", "messages": MESSAGES})
 
-    assert REPLY == read(raw, is_stream=False)[0]
-    assert 4 == len(lost)
+    assert read(raw, is_stream=False)[0] == REPLY
+    assert len(lost) == 4
     assert all(later - earlier > 0.09 for earlier, later in pairwise(lost))
 
 
@@ -393,8 +393,8 @@ async def test_another_endpoint_goes_on_with_a_stream_whose_engine_is_lost(store
             _, raw = await answer_of(http, served, body)
             (step,) = await stored_steps(store, "r1")
 
-    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
-    assert {"a", "b"} == {*(attempt["endpoint"] for attempt in step.extra["attempts"]), step.engine.name}
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
+    assert {*(attempt["endpoint"] for attempt in step.extra["attempts"]), step.engine.name} == {"a", "b"}
 
 
 async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, http, monkeypatch):
@@ -428,8 +428,8 @@ async def test_a_pause_while_the_text_is_looked_up_does_not_cut_a_stream(store, 
         _, raw = await answering
         engine.released.set()
 
-    assert (True, 0) == (paused["drained"], paused["in_flight"])
-    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
 
 
 @pytest.mark.parametrize(("fields", "agents"), [({"frequency_penalty": 0.5}, {}), ({}, {"max_resumes": 0})])
@@ -455,8 +455,8 @@ async def test_a_pause_lets_a_stream_end_that_cannot_be_resumed(store, http, mon
         _, raw = await answering
 
     assert interrupted.is_set()
-    assert (True, 0) == (paused["drained"], paused["in_flight"])
-    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
 
 
 async def test_a_pause_does_not_cut_a_call_whose_response_is_whole(store, http, monkeypatch):
@@ -486,8 +486,8 @@ async def test_a_pause_does_not_cut_a_call_whose_response_is_whole(store, http, 
             paused = await response.json()
         _, raw = await answering
 
-    assert (True, 0) == (paused["drained"], paused["in_flight"])
-    assert (REPLY, ["stop"]) == read(raw, is_stream=True)[:2]
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
 
 
 async def metrics_of(http, served) -> str:
@@ -514,6 +514,6 @@ async def test_texts_of_many_calls_that_are_cut_at_once_are_requested_a_few_at_a
         body = {"model": "m", "messages": MESSAGES, "stream": True}
         replies = await asyncio.gather(*(answer_of(http, served, body, f"r{number}") for number in range(100)))
 
-    assert {REPLY} == {read(raw, is_stream=True)[0] for _, raw in replies}
+    assert {read(raw, is_stream=True)[0] for _, raw in replies} == {REPLY}
     assert most <= 32
     assert 100 <= texts <= 100 + 32

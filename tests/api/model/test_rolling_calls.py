@@ -97,7 +97,7 @@ async def test_a_stream_moves_to_the_other_endpoint_when_its_own_is_held(fleet, 
     assert [(0, 5, None), (5, len(tokens_of(REPLY)), "7")] == [
         (span.start, span.end, span.policy_version) for span in choice.spans
     ]
-    assert [first, 1 - first] == ["ab".index(name) for name in ("ab"[first], steps[-1].engine.name)]
+    assert ["ab".index(name) for name in ("ab"[first], steps[-1].engine.name)] == [first, 1 - first]
     assert ["ab"[first]] == [attempt["endpoint"] for attempt in steps[-1].extra["attempts"]]
 
 
@@ -121,7 +121,7 @@ async def test_calls_wait_while_all_endpoints_are_held(fleet):
     await fleet.release()
 
     assert (0, True, set()) == (held["in_flight"], held["drained"], done)
-    assert [(200, REPLY), 200] == [((await running)[0], text_of((await running)[1])), (await new)[0]]
+    assert [((await running)[0], text_of((await running)[1])), (await new)[0]] == [(200, REPLY), 200]
     assert sum(sent) + 2 == sum(fleet.counts)
 
 
@@ -131,8 +131,8 @@ async def test_a_call_that_waits_for_an_endpoint_too_long_is_429(store, http):
         await fleet.hold("a", "b")
         status, raw = await fleet.call("r1")
 
-    assert (429, "paused") == (status, orjson.loads(raw)["error"]["code"])
-    assert [] == await stored_steps(store, "r1")
+    assert (status, orjson.loads(raw)["error"]["code"]) == (429, "paused")
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_a_call_whose_endpoint_is_held_before_it_is_sent_goes_to_the_other(fleet, monkeypatch):
@@ -153,10 +153,10 @@ async def test_a_call_whose_endpoint_is_held_before_it_is_sent_goes_to_the_other
     before = fleet.counts
     status, _ = await fleet.call("r1")
 
-    assert (200, [1, 0] if first else [0, 1]) == (
+    assert (
         status,
         [now - then for now, then in zip(fleet.counts, before, strict=True)],
-    )
+    ) == (200, [1, 0] if first else [0, 1])
 
 
 @pytest.mark.parametrize("rolling", [False, True])
@@ -183,7 +183,7 @@ async def test_an_agent_does_not_notice_updates_of_the_weights(fleet, store, rol
     versions = [span.policy_version for span in choice.spans]
 
     assert (200, REPLY, tokens_of(REPLY)) == (status, text_of(raw), [*choice.ids])
-    assert ("complete", ()) == (step.status, step.problems)
+    assert (step.status, step.problems) == ("complete", ())
     assert (versions[0], versions) == ("1", sorted(versions))
     assert [0, *(span.end for span in choice.spans)] == [*(span.start for span in choice.spans), len(choice.ids)]
     assert (4 if rolling else 2) == len(updated)
@@ -208,7 +208,7 @@ async def test_the_calls_of_an_endpoint_end_at_the_other_one_while_it_is_updated
         await client.update_policy(2, update, rolling=True)
     steps = await wait_for_steps(store, "r1", 4)
 
-    assert [(200, REPLY)] * 3 == [(status, text_of(raw)) for status, raw in replies]
+    assert [(status, text_of(raw)) for status, raw in replies] == [(200, REPLY)] * 3
     assert ["ab"[1 - first]] * 3 == [step.engine.name for step in steps[1:]]
     assert {"ab"[first]} == {attempt["endpoint"] for step in steps[1:] for attempt in step.extra["attempts"]}
 
@@ -224,8 +224,8 @@ async def test_a_step_has_the_version_of_its_endpoint_in_a_rolling_update(fleet,
         await fleet.call("r1")
     steps = await wait_for_steps(store, "r1", 3)
 
-    assert [("1", None), ("2", None), ("3", None)] == [(step.policy_version, step.policy_version_end) for step in steps]
-    assert ["1", "2", "3"] == [step.choices[0].spans[0].policy_version for step in steps]
+    assert [(step.policy_version, step.policy_version_end) for step in steps] == [("1", None), ("2", None), ("3", None)]
+    assert [step.choices[0].spans[0].policy_version for step in steps] == ["1", "2", "3"]
 
 
 def test_the_page_on_policies_lists_every_reason_for_which_a_call_is_not_resumed():

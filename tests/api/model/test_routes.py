@@ -32,8 +32,8 @@ async def test_a_wrong_method_or_an_unknown_path_is_404(engine, session, method,
     response = await session.call(method, path, json={})
 
     assert status == response.status
-    assert status == 200 or "not_found_error" == response.json["error"]["type"]
-    assert [] == engine.requests
+    assert status == 200 or response.json["error"]["type"] == "not_found_error"
+    assert engine.requests == []
 
 
 async def test_the_error_of_a_wrong_method_names_the_right_one(session):
@@ -53,10 +53,10 @@ async def test_the_error_of_an_invalid_rollout_id_has_the_dialects_format(engine
     response = await session.post(f"/rollouts/a%00b{endpoint}", {})
     error = response.json["error"]
 
-    assert 400 == response.status
+    assert response.status == 400
     assert fields == error.keys() - {"details"}
     assert "rollout id" in error["message"]
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/rollouts/r1/v1/responses"])
@@ -65,5 +65,5 @@ async def test_a_websocket_is_refused_so_that_the_client_uses_http(engine, sessi
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await session.http.ws_connect(session.url + path)
 
-    assert (426, "HTTP/1.1") == (refused.value.status, refused.value.headers["Upgrade"])
-    assert [] == engine.requests
+    assert (refused.value.status, refused.value.headers["Upgrade"]) == (426, "HTTP/1.1")
+    assert engine.requests == []

@@ -67,14 +67,14 @@ async def test_a_call_of_the_sdk_is_one_exact_step(store, simulated, sdk):
 
     (step,) = await stored_steps(store, "r1")
     assert (step.step_id, "simulated") == (response.response_id, response.model_version)
-    assert ("gemini", True, ()) == (step.dialect, step.exact, step.problems)
+    assert (step.dialect, step.exact, step.problems) == ("gemini", True, ())
     usage = response.usage_metadata
     assert (len(step.prompts[0]), step.sampled) == (usage.prompt_token_count, usage.candidates_token_count)
-    assert ("simulated", [{"parts": [{"text": "hi"}], "role": "user"}]) == (
+    assert (
         step.request["model"],
         step.request["contents"],
-    )
-    assert ([{"role": "user", "content": "hi"}], 8) == (step.body["messages"], step.body["max_tokens"])
+    ) == ("simulated", [{"parts": [{"text": "hi"}], "role": "user"}])
+    assert (step.body["messages"], step.body["max_tokens"]) == ([{"role": "user", "content": "hi"}], 8)
 
 
 async def test_a_stream_has_the_same_parts_in_each_format(store, simulated, http):
@@ -90,13 +90,13 @@ async def test_a_stream_has_the_same_parts_in_each_format(store, simulated, http
     whole, events, array, older = (text for _, _, text in answers)
     responses = [[orjson.loads(whole)], events_of(events), orjson.loads(array), orjson.loads(older)]
     texts = ["".join(part["text"] for part in joined(found)[0]) for found in responses]
-    assert 1 == len(set(texts))
+    assert len(set(texts)) == 1
     assert texts[0]
     for found in responses:
         assert all(strictly(response) for response in found)
     assert not any(name in text for _, _, text in answers for name in (b"token_ids", b"logprob", b"tokenId"))
     steps = await stored_steps(store, "r1")
-    assert [None, "sse", "json", "json"] == [step.request.get("alt") for step in steps]
+    assert [step.request.get("alt") for step in steps] == [None, "sse", "json", "json"]
     assert all(step.exact for step in steps)
 
 
@@ -117,9 +117,9 @@ async def test_a_model_may_have_slashes_and_colons_in_its_name(store, simulated,
     async with proxying(simulated, store, models={"org/*": "simulated"}) as served:
         status, _, text = await sent(http, f"{served.url}/sessions/r1{path}")
 
-    assert (200, "org/name:7b") == (status, orjson.loads(text)["modelVersion"])
+    assert (status, orjson.loads(text)["modelVersion"]) == (200, "org/name:7b")
     (step,) = await stored_steps(store, "r1")
-    assert ("org/name:7b", "simulated") == (step.model_asked, step.model_served)
+    assert (step.model_asked, step.model_served) == ("org/name:7b", "simulated")
 
 
 KEYS = [
@@ -143,10 +143,10 @@ async def test_a_key_is_in_a_header_or_in_the_query_and_nowhere_else(store, engi
             answered, _, text = await sent(http, f"{served.url}/rollouts/r1{GENERATE}{query}", **headers)
             texts.append(text)
             assert status == answered, text
-            assert status == 200 or "UNAUTHENTICATED" == orjson.loads(text)["error"]["status"]
+            assert status == 200 or orjson.loads(text)["error"]["status"] == "UNAUTHENTICATED"
 
     steps = await stored_steps(store, "r1")
-    assert [4, 4] == [len(steps), len(engine.requests)]
+    assert [len(steps), len(engine.requests)] == [4, 4]
     for seen in (caplog.text, repr(steps), repr(engine.headers), repr(engine.requests), repr(texts)):
         assert SECRET not in seen
     assert not any("goog" in name for headers in engine.headers for name in headers)
@@ -162,8 +162,8 @@ async def test_the_key_of_a_rollout_names_it(store, simulated, http):
             for path in (f"{GENERATE}?key={key}", f"{GENERATE}?key=rollout%3Ar1", f"/rollouts/r2{GENERATE}?key={key}")
         ]
 
-    assert [200, 200, 403] == statuses
-    assert 2 == len(await stored_steps(store, "r1"))
+    assert statuses == [200, 200, 403]
+    assert len(await stored_steps(store, "r1")) == 2
 
 
 async def test_a_passthrough_path_is_forwarded_without_the_key(store, engine, http):
@@ -179,7 +179,7 @@ async def test_a_passthrough_path_is_forwarded_without_the_key(store, engine, ht
             http, f"{served.url}{path}?a=1&k%65y={SECRET}&key={SECRET}", **{"x-goog-api-key": SECRET}
         )
 
-    assert {"path": f"{path}?a=1"} == orjson.loads(text)
+    assert orjson.loads(text) == {"path": f"{path}?a=1"}
     assert SECRET not in repr(engine.headers)
 
 
@@ -212,7 +212,7 @@ async def test_other_methods_of_googles_clients_are_errors_in_their_format(store
         ):
             with pytest.raises(ClientError) as raised:
                 await method()
-            assert (status, name) == (raised.value.code, raised.value.status)
+            assert (raised.value.code, raised.value.status) == (status, name)
 
 
 async def test_a_bad_request_is_an_error_in_googles_format_and_nothing_is_recorded(store, simulated, http):
@@ -222,9 +222,9 @@ async def test_a_bad_request_is_an_error_in_googles_format_and_nothing_is_record
                 error = await response.json()
             error = error[0] if isinstance(error, list) else error
             found = (response.status, error["error"]["code"], error["error"]["status"])
-            assert (status, status, name) == found, (path, body)
+            assert found == (status, status, name), (path, body)
 
-    assert () == (await store.list()).names
+    assert (await store.list()).names == ()
 
 
 @pytest.mark.parametrize(("query", "is_array"), [("", True), ("?alt=sse", False)])
@@ -235,10 +235,10 @@ async def test_an_error_of_a_stream_has_the_format_of_the_stream(store, engine, 
         status, kind, text = await sent(http, f"{served.url}/rollouts/r1{STREAM}{query}")
 
     error = orjson.loads(text)[0] if is_array else orjson.loads(text)
-    assert (400, "application/json") == (status, kind.partition(";")[0])
-    assert (400, "INVALID_ARGUMENT") == (error["error"]["code"], error["error"]["status"])
+    assert (status, kind.partition(";")[0]) == (400, "application/json")
+    assert (error["error"]["code"], error["error"]["status"]) == (400, "INVALID_ARGUMENT")
     assert "temperature" in error["error"]["message"]
-    assert "error" == (await stored_steps(store, "r1"))[0].status
+    assert (await stored_steps(store, "r1"))[0].status == "error"
 
 
 @pytest.mark.parametrize("shape", ["vllm", "sglang"])
@@ -255,7 +255,7 @@ async def test_the_token_count_equals_the_prompt_tokens_of_the_call(store, http,
 
     assert counted.total_tokens == orjson.loads(one)["usageMetadata"]["promptTokenCount"]
     assert {"totalTokens": orjson.loads(other)["usageMetadata"]["promptTokenCount"]} == orjson.loads(many)
-    assert 2 == (await stored_rollout(store, "r1")).counts["steps"]
+    assert (await stored_rollout(store, "r1")).counts["steps"] == 2
 
 
 async def test_a_token_count_of_two_requests_or_without_a_tokenizer_is_400(store, engine, simulated, http, sdk):
@@ -265,7 +265,7 @@ async def test_a_token_count_of_two_requests_or_without_a_tokenizer_is_400(store
         with pytest.raises(ClientError, match="Counting the tokens of messages is not supported"):
             await sdk(served.url).models.count_tokens(model="m", contents="hi")
 
-    assert (400, True) == (status, b"must not be present together with contents" in text)
+    assert (status, b"must not be present together with contents" in text) == (400, True)
 
 
 async def test_models_and_aliases_are_listed_for_the_sdk(store, simulated, sdk, http):
@@ -278,19 +278,19 @@ async def test_models_and_aliases_are_listed_for_the_sdk(store, simulated, sdk, 
         for name in ("gpt-4o", "gemini-lost", "gemini-*"):
             with pytest.raises(ClientError) as raised:
                 await client.models.get(model=name)
-            assert (404, "NOT_FOUND") == (raised.value.code, raised.value.status)
+            assert (raised.value.code, raised.value.status) == (404, "NOT_FOUND")
         async with http.get(f"{served.url}/v1/models") as response:
             openai = await response.json()
 
-    assert ["models/simulated", "models/gemini-pro"] == listed
-    assert ("models/gemini-pro", 32_768) == (model.name, model.input_token_limit)
-    assert "list" == openai["object"]
+    assert listed == ["models/simulated", "models/gemini-pro"]
+    assert (model.name, model.input_token_limit) == ("models/gemini-pro", 32_768)
+    assert openai["object"] == "list"
 
 
 async def test_an_error_of_the_engines_list_of_models_is_in_googles_format(store, engine, http):
     engine.answers({"error": {"message": "loading"}}, 418)
     async with proxying(engine.url, store) as served, http.get(f"{served.url}/v1beta/models") as response:
-        assert {"code": 418, "message": "loading", "status": "INVALID_ARGUMENT"} == (await response.json())["error"]
+        assert (await response.json())["error"] == {"code": 418, "message": "loading", "status": "INVALID_ARGUMENT"}
 
 
 @pytest.mark.parametrize(("mode", "status"), [("new", 200), ("reject", 400), ("pass", 400)])
@@ -314,12 +314,12 @@ async def test_several_candidates_are_the_choices_of_one_step(store, simulated, 
 
     for response in (orjson.loads(whole), events_of(events)[-1]):
         strictly(response)
-        assert [0, 1] == [candidate["index"] for candidate in response["candidates"]]
+        assert [candidate["index"] for candidate in response["candidates"]] == [0, 1]
         for candidate in response["candidates"]:
             chosen = candidate["logprobsResult"]["chosenCandidates"]
             assert len(chosen) == len(candidate["logprobsResult"]["topCandidates"])
-            assert {"token", "logProbability"} == chosen[0].keys()
-    assert [2, 2] == [len(step.choices) for step in await stored_steps(store, "r1")]
+            assert chosen[0].keys() == {"token", "logProbability"}
+    assert [len(step.choices) for step in await stored_steps(store, "r1")] == [2, 2]
 
 
 @pytest.mark.parametrize("path", [GENERATE, STREAM, f"{STREAM}?alt=sse"])
@@ -330,11 +330,11 @@ async def test_a_retry_gets_the_stored_response_in_its_format(store, simulated, 
         first, again = [await sent(http, url + path, **{"Idempotency-Key": "k"}) for _ in range(2)]
         other, _, _ = await sent(http, url + path.replace("simulated", "other"), **{"Idempotency-Key": "k"})
 
-    assert (200, 200, 422) == (first[0], again[0], other)
+    assert (first[0], again[0], other) == (200, 200, 422)
     assert first[1].partition(";")[0] == again[1].partition(";")[0]
     read = {GENERATE: lambda text: [orjson.loads(text)], STREAM: orjson.loads}.get(path, events_of)
     assert joined(read(first[2])) == joined(read(again[2]))
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 @pytest.mark.parametrize(("query", "waiting"), [("", b"\n"), ("?alt=sse", b"\r\n\r\n")])
@@ -358,10 +358,10 @@ async def test_a_client_that_waits_gets_bytes_without_meaning(store, engine, htt
         done.set()
         text = await response.content.read()
 
-    assert 2 * waiting == first
+    assert first == 2 * waiting
     responses = orjson.loads(text) if not query else events_of(text.lstrip())
     assert is_error is ("error" in responses[-1])
-    assert 200 == response.status
+    assert response.status == 200
 
 
 async def test_an_engine_that_breaks_off_ends_the_stream_with_an_error(store, engine, http):
@@ -373,6 +373,6 @@ async def test_an_engine_that_breaks_off_ends_the_stream_with_an_error(store, en
         _, _, text = await sent(http, f"{served.url}/rollouts/r1{STREAM}")
 
     first, last = orjson.loads(text)
-    assert "Hi" == first["candidates"][0]["content"]["parts"][0]["text"]
-    assert (500, "INTERNAL") == (last["error"]["code"], last["error"]["status"])
-    assert "partial" == (await stored_steps(store, "r1"))[0].status
+    assert first["candidates"][0]["content"]["parts"][0]["text"] == "Hi"
+    assert (last["error"]["code"], last["error"]["status"]) == (500, "INTERNAL")
+    assert (await stored_steps(store, "r1"))[0].status == "partial"

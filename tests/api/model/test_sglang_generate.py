@@ -42,7 +42,7 @@ async def answer_of(http, url, body, **headers):
     if response.content_type == "application/json":
         return response.status, response.content_type, without_random(orjson.loads(text))
     *events, last, rest = text.split(b"\n\n")
-    assert (b"data: [DONE]", b"") == (last, rest)
+    assert (last, rest) == (b"data: [DONE]", b"")
     payloads = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
     return response.status, response.content_type, without_random(payloads)
 
@@ -102,8 +102,8 @@ async def test_the_response_is_the_engines_own_and_the_step_is_exact(store, stre
             (step,) = await stored_steps(store, rollout)
 
             assert direct == shown, name
-            assert ("sglang_generate", "/generate", body) == (step.dialect, step.endpoint, step.request)
-            assert ((), None, "policy") == (step.problems, step.model_asked, step.model_served)
+            assert (step.dialect, step.endpoint, step.request) == ("sglang_generate", "/generate", body)
+            assert (step.problems, step.model_asked, step.model_served) == ((), None, "policy")
             assert [choice["output_ids"] for choice in choices_of(whole)] == [c.ids.tolist() for c in step.choices]
             for choice, each in zip(step.choices, choices_of(whole), strict=True):
                 pairs = each["meta_info"]["output_token_logprobs"]
@@ -124,7 +124,7 @@ async def test_an_error_is_the_engines_own(store, both, name, stream):
     (step,) = await stored_steps(store, "r1")
 
     assert direct == shown
-    assert ("error", ("engine_error",)) == (step.status, step.problems)
+    assert (step.status, step.problems) == ("error", ("engine_error",))
 
 
 @pytest.mark.parametrize("call", [CALLS["text"], CALLS["one prompt in a list"], CALLS["two prompts"]])
@@ -134,20 +134,20 @@ async def test_a_retry_with_an_idempotency_key_gets_the_stored_response_in_its_s
     first, second = [await both.call(body, **{"Idempotency-Key": "k"}) for _ in range(2)]
 
     assert first == second
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 async def test_the_rules_of_a_rollout_apply_by_the_engines_names(store, both):
     """A default model is not sent: the engine refuses unknown parameters."""
     rules = {"override": {"temperature": 0.5}, "cap": {"max_tokens": 3}, "default": {"seed": 7, "model": "m"}}
     async with both.http.post(f"{both.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
-        assert 201 == opened.status
+        assert opened.status == 201
     status, _, payload = await both.call({"text": "hi"})
     (step,) = await stored_steps(store, "r1")
 
-    assert (200, 3) == (status, len(payload["output_ids"]))
-    assert {"temperature": 0.5, "max_new_tokens": 3, "sampling_seed": 7} == step.body["sampling_params"]
-    assert (0.5, 3, 7) == tuple(step.sampling[name] for name in ("temperature", "max_tokens", "seed"))
+    assert (status, len(payload["output_ids"])) == (200, 3)
+    assert step.body["sampling_params"] == {"temperature": 0.5, "max_new_tokens": 3, "sampling_seed": 7}
+    assert tuple(step.sampling[name] for name in ("temperature", "max_tokens", "seed")) == (0.5, 3, 7)
 
 
 @pytest.mark.parametrize("call", [CALLS["text"], CALLS["two prompts"]])
@@ -159,7 +159,7 @@ async def test_a_client_may_request_the_ids_by_a_header(store, both, call):
 
     for choice, given, kept in zip(choices_of(direct), choices_of(shown), step.choices, strict=True):
         added = {"prompt_token_ids": step.prompts[kept.prompt].tolist(), "response_token_ids": kept.ids.tolist()}
-        assert choice | added == given
+        assert given == choice | added
 
 
 async def test_calls_join_by_their_ids(both):
@@ -172,7 +172,7 @@ async def test_calls_join_by_their_ids(both):
         (row,) = (await response.json())["rows"]
 
     assert prompt[:-2] == row["token_ids"]
-    assert 18 == sum(row["mask"])
+    assert sum(row["mask"]) == 18
 
 
 LONG = {"sampling_params": {"max_new_tokens": 5000, "ignore_eos": True}}
@@ -206,7 +206,7 @@ async def test_what_was_sampled_until_the_client_left_is_recorded(store, name, h
         (step,) = await wait_for_steps(store, "r1")
         await until_running(both.http, both.engine_url, 0)
 
-    assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
+    assert (step.status, step.delivered, step.reason) == ("partial", False, "the client disconnected")
     assert {"stream_cut", "aborted", "unparsed_event"} >= set(step.problems), step.problems
     assert len(step.prompts) == 1
     assert all(0 < len(choice.ids) < 5000 for choice in step.choices)
@@ -241,7 +241,7 @@ async def test_a_gateway_that_cannot_abort_a_call_is_disconnected(store, engine)
         (step,) = await wait_for_steps(store, "r1")
         await engine.aborted.wait()
 
-    assert ("partial", False, 0) == (step.status, step.delivered, step.sampled)
+    assert (step.status, step.delivered, step.sampled) == ("partial", False, 0)
     assert {"rid": step.sent["set"]["rid"]} in engine.requests
 
 
@@ -252,7 +252,7 @@ async def test_a_stream_that_repeats_its_choice_may_be_longer_than_the_limit_of_
         status, _, events = await both.call(body)
     (step,) = await stored_steps(store, "r1")
 
-    assert (200, 600, ()) == (status, len(events[-1]["output_ids"]), step.problems)
+    assert (status, len(events[-1]["output_ids"]), step.problems) == (200, 600, ())
 
 
 async def test_a_call_fails_over_between_engines_that_have_the_endpoint_and_others(store, http):
@@ -266,7 +266,7 @@ async def test_a_call_fails_over_between_engines_that_have_the_endpoint_and_othe
             for rollout in range(8):  # some of them begin with the broken engine
                 status, _, payload = await answer_of(http, f"{served.url}/rollouts/{rollout}/generate", body)
                 (step,) = await stored_steps(store, str(rollout))
-                assert (200, "completions", ()) == (status, step.dialect, step.problems)
+                assert (status, step.dialect, step.problems) == (200, "completions", ())
                 assert payload["output_ids"] == step.choices[0].ids.tolist()
                 assert payload["meta_info"]["finish_reason"]["type"] == step.choices[0].finish_reason
 
@@ -279,8 +279,8 @@ async def test_what_only_sglang_has_is_422_with_another_engine(store, body):
     async with serving(store, shape="vllm") as both:
         status, _, payload = await both.call(body)
 
-    assert (422, "unprocessable_request") == (status, payload["error"]["code"])
-    assert [] == await stored_steps(store, "r1")
+    assert (status, payload["error"]["code"]) == (422, "unprocessable_request")
+    assert await stored_steps(store, "r1") == []
 
 
 async def test_a_call_without_a_rollout_is_forwarded_unrecorded_if_configured(store):
@@ -289,8 +289,8 @@ async def test_a_call_without_a_rollout_is_forwarded_unrecorded_if_configured(st
             pass  # the engine is detected
         status, _, payload = await both.call({"text": "hi", "sampling_params": GREEDY}, "/generate")
 
-    assert (200, 6) == (status, len(payload["output_ids"]))
-    assert () == (await store.list()).names
+    assert (status, len(payload["output_ids"])) == (200, 6)
+    assert (await store.list()).names == ()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -301,7 +301,7 @@ async def test_a_call_that_names_no_model_has_the_model_that_sglang_serves(store
         _, _, payload = await both.call({**body, "max_tokens": 2}, f"/rollouts/r1{path}")
     (step,) = await stored_steps(store, "r1")
 
-    assert ("default", None, "policy", ()) == (payload["model"], step.model_asked, step.model_served, step.problems)
+    assert (payload["model"], step.model_asked, step.model_served, step.problems) == ("default", None, "policy", ())
 
 
 @pytest.mark.parametrize(
@@ -321,6 +321,6 @@ async def test_an_id_beyond_the_vocabulary_is_a_400_and_does_not_reach_the_engin
     async with proxying(engine.url, store) as served:
         status, content_type, error = await answer_of(http, f"{served.url}/rollouts/r1{path}", body)
 
-    assert (400, "application/json", {"error"}) == (status, content_type, error.keys())
+    assert (status, content_type, error.keys()) == (400, "application/json", {"error"})
     assert f"{field}: 4096 is no token id of the engine, which has 4096 of them." in error["error"]["message"]
     assert "4096" not in str(engine.requests)

@@ -23,7 +23,7 @@ async def test_a_stop_string_or_a_character_that_straddles_a_cut_is_found(store,
         ((choice,), (own,)) = step.choices, expected.choices
         assert (own.ids, own.logprobs, own.stop_reason) == (choice.ids, choice.logprobs, choice.stop_reason), at
         assert ((), content_of(expected), expected.usage) == (step.problems, content_of(step), step.usage), at
-        assert 1 == step.extra["resumed"]
+        assert step.extra["resumed"] == 1
 
 
 def told(raw: bytes, *, is_stream: bool) -> tuple[str, list[tuple[str, str]], list[str]]:
@@ -61,7 +61,7 @@ async def test_a_call_of_tools_is_parsed_as_a_whole(store, http, is_stream):
         assert (own.ids, own.logprobs, own.finish_reason) == (choice.ids, choice.logprobs, choice.finish_reason), at
         assert ((), expected.usage, 1) == (step.problems, step.usage, step.extra["resumed"]), at
         functions = [call["function"] for call in step.response["choices"][0]["message"]["tool_calls"]]
-        assert ["look", "find"] == [function["name"] for function in functions]
+        assert [function["name"] for function in functions] == ["look", "find"]
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -71,5 +71,5 @@ async def test_an_engine_that_cannot_parse_ids_resumes_no_call_of_tools(store, h
     _, raw, step = await replied(http, store, body, CALLS, [(9, "abort")])
 
     text, _, reasons = told(raw, is_stream=is_stream)
-    assert (CALLS[:9], ["abort"]) == (text, reasons) if is_stream else (CALLS, ["stop"]) == (text, reasons)
+    assert (CALLS[:9], ["abort"]) == (text, reasons) if is_stream else (text, reasons) == (CALLS, ["stop"])
     assert "resumed" not in step.extra

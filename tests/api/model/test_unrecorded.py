@@ -50,19 +50,19 @@ async def test_a_passthrough_path_is_forwarded_unchanged_and_unrecorded(store, s
     async with session.http.post(url, json={"prompt": "x"}) as response:
         shown = await response.json()
 
-    assert 207 == response.status
-    assert {"path": "/tokenize?a=%2F", "body": {"prompt": "x"}, "method": "POST"} == shown
-    assert () == (await store.list()).names
+    assert response.status == 207
+    assert shown == {"path": "/tokenize?a=%2F", "body": {"prompt": "x"}, "method": "POST"}
+    assert (await store.list()).names == ()
 
 
 async def test_a_passthrough_path_is_also_forwarded_below_a_rollout(session):
-    assert "/v1/embeddings" == (await session.post("/rollouts/r1/v1/embeddings", {"input": "x"})).json["path"]
+    assert (await session.post("/rollouts/r1/v1/embeddings", {"input": "x"})).json["path"] == "/v1/embeddings"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/rollouts/r1/v1/models", "/v1/models/"])
 async def test_models_are_listed_as_the_engine_lists_them(session, path):
     """vLLM redirects the last path to its own address."""
-    assert ["policy"] == [model["id"] for model in (await session.get(path)).json["data"]]
+    assert [model["id"] for model in (await session.get(path)).json["data"]] == ["policy"]
 
 
 async def test_aliases_of_existing_models_are_listed(store, engine):
@@ -72,20 +72,20 @@ async def test_aliases_of_existing_models_are_listed(store, engine):
         listed = (await session.get("/v1/models")).json["data"]
         model = (await session.get("/v1/models/gpt-4o")).json
 
-    assert ["policy", "gpt-4o"] == [model["id"] for model in listed]
-    assert ("gpt-4o", 2048) == (model["id"], model["max_model_len"])
+    assert [model["id"] for model in listed] == ["policy", "gpt-4o"]
+    assert (model["id"], model["max_model_len"]) == ("gpt-4o", 2048)
 
 
 async def test_an_alias_of_a_missing_model_is_404(store, engine):
     async with session_with(engine, store, models={"lost": "nothing"}) as session:
-        assert 404 == (await session.get("/v1/models/lost")).status
+        assert (await session.get("/v1/models/lost")).status == 404
 
 
 async def test_without_an_engine_models_are_503(store):
     async with session_with(None, store) as session:
         response = await session.get("/v1/models")
 
-    assert (503, "engine_unreachable") == (response.status, response.json["error"]["code"])
+    assert (response.status, response.json["error"]["code"]) == (503, "engine_unreachable")
 
 
 @pytest.mark.parametrize("eject_after", [1, 99], ids=["ejected", "tried"])
@@ -133,7 +133,7 @@ async def test_an_invalid_list_of_models_is_502_in_the_dialects_error_shape(stor
     async with session_with(engine, store, models={"alias": "policy"}) as session:
         for number, junk in enumerate(JUNK):
             response = await session.get(path, headers=headers)
-            assert (502, number + 1) == (response.status, len(sent)), junk[:50]
+            assert (response.status, len(sent)) == (502, number + 1), junk[:50]
             assert "The engine disconnected, or its response is invalid" in response.json["error"]["message"]
             assert (version is not None) == ("code" not in response.json["error"])
 
@@ -145,7 +145,7 @@ async def test_models_with_odd_fields_are_listed(store, engine, headers):
     async with session_with(engine, store, models={"alias": "a"}) as session:
         listed = (await session.get("/v1/models", headers=headers)).json["data"]
 
-    assert {"a", "b", "alias"} == {model["id"] for model in listed}
+    assert {model["id"] for model in listed} == {"a", "b", "alias"}
 
 
 async def test_a_client_disconnect_closes_the_engines_connection(store, engine):
@@ -165,7 +165,7 @@ async def test_a_client_disconnect_closes_the_engines_connection(store, engine):
      ("..", False), ("a/../b", False), ("%2e%2E/x", False), ("a%5c..%5cb", False), ("%252e", False), ("a%0a", False)],
 )  # fmt: skip
 def test_a_model_name_has_no_dot_segments_control_characters_or_double_encoding(segments, expected):
-    assert expected == names_a_model(segments)
+    assert names_a_model(segments) == expected
 
 
 async def test_the_models_of_all_endpoints_are_listed(store, engine):
@@ -181,9 +181,9 @@ async def test_the_models_of_all_endpoints_are_listed(store, engine):
             listed = (await session.get("/v1/models")).json["data"]
             judge = (await session.get("/v1/models/judge")).json
 
-    assert ["policy", "judge"] == [model["id"] for model in listed]
-    assert 2048 == listed[0]["max_model_len"]
-    assert {"id": "judge"} == judge
+    assert [model["id"] for model in listed] == ["policy", "judge"]
+    assert listed[0]["max_model_len"] == 2048
+    assert judge == {"id": "judge"}
 
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]}
@@ -201,7 +201,7 @@ async def test_the_token_count_equals_the_prompt_tokens_of_the_call(store, http,
             counts = (await shown.json())["counts"]
 
     assert response.usage.input_tokens == counted.input_tokens
-    assert 1 == counts["steps"]
+    assert counts["steps"] == 1
 
 
 async def test_an_engine_without_token_counts_is_400(store, engine, sdk):
@@ -219,7 +219,7 @@ async def test_an_invalid_token_count_of_the_engine_is_400(store, engine, junk):
     async with session_with(engine, store) as session:
         response = await session.post("/v1/messages/count_tokens", BODY)
 
-    assert (400, True) == (response.status, b"is not supported" in response.text)
+    assert (response.status, b"is not supported" in response.text) == (400, True)
 
 
 async def test_a_token_count_without_messages_is_400_in_anthropics_error_shape(store, engine, sdk):
@@ -239,8 +239,8 @@ async def test_models_and_aliases_are_listed_in_anthropics_shape_for_its_clients
         with pytest.raises(anthropic.NotFoundError):
             await client.models.retrieve("gpt-4o")
 
-    assert ["simulated", "claude-opus"] == listed
-    assert ("claude-opus", 32_768) == (model.id, model.max_input_tokens)
+    assert listed == ["simulated", "claude-opus"]
+    assert (model.id, model.max_input_tokens) == ("claude-opus", 32_768)
 
 
 WHOLE = load("chat_ids_lp")
@@ -314,7 +314,7 @@ async def test_at_9_status_checks_of_an_atropos_server_create_no_rollout(store, 
         await asyncio.wait([checking])
         await server.openai.close()
 
-    assert () == (await store.list()).names
+    assert (await store.list()).names == ()
 
 
 async def test_the_logprobs_check_of_verifiers_creates_no_rollout(store):
@@ -326,7 +326,7 @@ async def test_the_logprobs_check_of_verifiers_creates_no_rollout(store):
     ):
         assert await file._test_logprobs_support(None, client, "m")
 
-    assert () == (await store.list()).names
+    assert (await store.list()).names == ()
 
 
 @pytest.mark.parametrize("unnamed_rollouts", ["new", "pass", "reject"])
@@ -336,9 +336,9 @@ async def test_a_probe_succeeds_with_every_setting_of_unnamed_rollouts(store, en
         proxying(engine.url, store, agents={"unnamed_rollouts": unnamed_rollouts}) as served,
         http.post(served.url + CHAT, json=HI) as response,
     ):
-        assert 200 == response.status
+        assert response.status == 200
 
-    assert ([HI], ()) == (engine.requests, (await store.list()).names)
+    assert (engine.requests, (await store.list()).names) == ([HI], ())
 
 
 @pytest.mark.parametrize(
@@ -363,9 +363,9 @@ async def test_a_call_that_names_a_rollout_is_not_a_probe(store, engine, http, p
             key = (await response.json())["api_key"]
         sent = {name: value.replace("minted", key) for name, value in headers.items()} | {"User-Agent": "probe/1"}
         async with http.post(served.url + prefix + CHAT, json=HI | fields, headers=sent) as response:
-            assert (200, "r1") == (response.status, response.headers["X-Rollout-Id"])
+            assert (response.status, response.headers["X-Rollout-Id"]) == (200, "r1")
 
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ async def test_a_call_that_names_a_rollout_is_not_a_probe(store, engine, http, p
     ],
 )
 def test_with_one_token_a_short_call_with_max_tokens_1_is_a_probe(body, path, expected):
-    assert expected == probe(ONE_TOKEN, body, path=path)
+    assert probe(ONE_TOKEN, body, path=path) == expected
 
 
 def test_a_user_agent_matches_by_a_case_insensitive_substring():
@@ -407,8 +407,8 @@ async def test_a_probe_is_forwarded_counted_and_not_recorded(store, engine, http
         async with http.get(served.url + "/metrics") as response:
             assert 'tokentape_health_probes_total{dialect="chat"} 1.0' in await response.text()
 
-    assert [PING | {"model": "served"}] == engine.requests
-    assert () == (await store.list()).names
+    assert engine.requests == [PING | {"model": "served"}]
+    assert (await store.list()).names == ()
 
 
 async def test_a_probe_requires_an_api_key(store, engine, http):
@@ -420,5 +420,5 @@ async def test_a_probe_requires_an_api_key(store, engine, http):
         proxying(engine.url, store, **sections) as served,
         http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as response,
     ):
-        assert 401 == response.status
-    assert [] == engine.requests
+        assert response.status == 401
+    assert engine.requests == []

@@ -53,18 +53,18 @@ async def test_the_content_security_policy_allows_only_what_the_page_needs(store
             for name in ("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Opener-Policy")
         ]
 
-    assert {
+    assert policy == {
         "default-src": "'none'", "script-src": "'self'", "style-src": "'self'", "connect-src": "'self'", "img-src": "'self'",
         "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
-    } == policy  # fmt: skip
-    assert ["nosniff", "no-referrer", "same-origin"] == headers
+    }  # fmt: skip
+    assert headers == ["nosniff", "no-referrer", "same-origin"]
 
 
 async def test_a_trailing_slash_redirects_to_the_page(store, http):
     """The redirect is relative, so that it works below a path prefix of another proxy."""
     async with proxying(None, store, **KEYS) as served:
         async with http.get(f"{served.url}/ui/", allow_redirects=False) as response:
-            assert (308, "../ui") == (response.status, response.headers["Location"])
+            assert (response.status, response.headers["Location"]) == (308, "../ui")
         async with http.get(f"{served.url}/ui/") as response:
             assert (200, f"{served.url}/ui") == (response.status, str(response.url))
 
@@ -74,14 +74,14 @@ async def test_the_root_redirects_browsers_to_the_page_and_is_404_for_others(sto
     chrome = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     async with proxying(None, store, **KEYS) as served:
         async with http.get(served.url, headers={"Accept": chrome}, allow_redirects=False) as response:
-            assert (302, "ui", "Accept") == (response.status, *map(response.headers.get, ("Location", "Vary")))
+            assert (response.status, *map(response.headers.get, ("Location", "Vary"))) == (302, "ui", "Accept")
         async with http.get(served.url, headers={"Accept": chrome}) as response:
             assert (200, f"{served.url}/ui") == (response.status, str(response.url))
         for accept in ("*/*", "application/json"):
             async with http.get(served.url, headers={"Accept": accept}) as response:
-                assert (404, True) == (response.status, "the web UI is at /ui" in await response.text())
+                assert (response.status, "the web UI is at /ui" in await response.text()) == (404, True)
         async with http.post(served.url) as response:
-            assert 401 == response.status
+            assert response.status == 401
     separate = {**KEYS, "control": {**KEYS["control"], "listen": "127.0.0.1:0"}}
     async with (
         proxying(None, store, **separate) as served,
@@ -95,7 +95,7 @@ async def test_a_matching_etag_is_304(store, http):
     async with proxying(None, store) as served:
         async with http.get(f"{served.url}/ui/app.js") as response:
             tag, length = response.headers["ETag"], len(await response.read())
-            assert "no-cache" == response.headers["Cache-Control"]
+            assert response.headers["Cache-Control"] == "no-cache"
         statuses = []
         for etag in (tag, f"W/{tag}", f'"other", {tag}', "*", '"other"'):
             async with http.get(f"{served.url}/ui/app.js", headers={"If-None-Match": etag}) as response:
@@ -104,7 +104,7 @@ async def test_a_matching_etag_is_304(store, http):
             assert tag != response.headers["ETag"]
 
     assert tag.startswith('"')
-    assert [(304, 0, tag)] * 4 + [(200, length, tag)] == statuses
+    assert statuses == [(304, 0, tag)] * 4 + [(200, length, tag)]
 
 
 async def test_the_files_require_no_key_and_the_data_requires_a_control_key(store, http):
@@ -116,22 +116,22 @@ async def test_the_files_require_no_key_and_the_data_requires_a_control_key(stor
                 async with http.get(served.url + path, headers=headers) as response:
                     statuses.append(response.status)
 
-    assert [200] * 6 + [401, 403, 401, 403] == statuses
+    assert statuses == [200] * 6 + [401, 403, 401, 403]
 
 
 async def test_the_page_is_served_on_the_control_api_only(store):
     sections = {"control": {"listen": "127.0.0.1:0"}}
     async with proxying(None, store, **sections) as served, aiohttp.ClientSession() as http:
         async with http.get(f"{served.control_url}/ui") as response:
-            assert 200 == response.status
+            assert response.status == 200
         async with http.get(f"{served.url}/ui") as response:
-            assert 404 == response.status
+            assert response.status == 404
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
 def test_no_script_uses_markup_apis_or_persistent_storage(path):
     """Templates insert values as text."""
-    assert [] == FORBIDDEN.findall(path.read_text())
+    assert FORBIDDEN.findall(path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -141,14 +141,14 @@ def test_no_file_refers_to_another_host(path):
         r"\b(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", re.sub(r"^\s*//.*$", "", path.read_text(), flags=re.MULTILINE)
     )
 
-    assert [] == [url for url in found if "www.w3.org" not in url]
+    assert [url for url in found if "www.w3.org" not in url] == []
 
 
 def test_the_page_has_no_inline_script_or_style():
     """The Content-Security-Policy would block them."""
     text = (FOLDER / "index.html").read_text()
 
-    assert [] == re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)
+    assert re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

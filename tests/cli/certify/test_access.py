@@ -28,8 +28,8 @@ async def test_a_response_is_read_completely(engine, client):
     engine.respond = respond
     answer = await client.post("/v1/chat/completions", {"a": 1})
 
-    assert (418, "application/json", "POST 1") == (answer.status, answer.content_type, answer.message)
-    assert "GET None" == (await client.get("/v1/x")).message
+    assert (answer.status, answer.content_type, answer.message) == (418, "application/json", "POST 1")
+    assert (await client.get("/v1/x")).message == "GET None"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_a_response_that_is_too_large_or_too_slow_is_no_answer(engine, cli
     with pytest.raises(Unanswered, match="did not answer /v1/chat/completions within") as slow:
         await client.post("/v1/chat/completions", {})
 
-    assert (False, True) == (large.value.is_slow, slow.value.is_slow)
+    assert (large.value.is_slow, slow.value.is_slow) == (False, True)
 
 
 async def test_a_stream_is_left_after_some_events(engine, client):
@@ -78,7 +78,7 @@ async def test_a_redirect_is_not_followed(engine, client):
 
     engine.respond = respond
 
-    assert 302 == (await client.get("/v1/models")).status
+    assert (await client.get("/v1/models")).status == 302
 
 
 async def test_a_broken_or_missing_connection_is_no_answer(engine, client, http):
@@ -105,9 +105,9 @@ def test_the_proxy_acts_nowhere_but_at_the_engine(tmp_path):
     used = certified_settings(theirs, "http://e:1/v1", "a-key", tmp_path)
     (endpoint,) = used.engines.endpoints
 
-    assert ("raw_logits", "a-key") == (endpoint.logprobs_mode, endpoint.api_key.get_secret_value())
-    assert ("live", "127.0.0.1:0") == (used.record.streaming, used.listen)
-    assert f"embedded:{tmp_path / 'store'}" == used.store.url
+    assert (endpoint.logprobs_mode, endpoint.api_key.get_secret_value()) == ("raw_logits", "a-key")
+    assert (used.record.streaming, used.listen) == ("live", "127.0.0.1:0")
+    assert used.store.url == f"embedded:{tmp_path / 'store'}"
     default = load(agents={"max_resumes": 0})  # an aborted call shows what the engine does
     for name in ("agents", "control", "archive", "sampling", "audit", "tracing", "policies", "groups"):
         assert getattr(default, name) == getattr(used, name)
@@ -124,14 +124,14 @@ async def test_the_proxy_and_its_store_are_removed(engine, tmp_path_factory, mon
     engine.respond = respond
     with pytest.raises(KeyError):
         async with access_to(load(), engine.url, None, 50) as both:
-            assert 200 == (await both.proxy.get("/health")).status
+            assert (await both.proxy.get("/health")).status == 200
             assert [*folder.glob("tokentape-certify-*/store")]
             raise KeyError
     with pytest.raises(Unanswered):
         async with access_to(load(), "http://127.0.0.1:1", None, 50):
             pass
 
-    assert [] == [*folder.iterdir()]
+    assert [*folder.iterdir()] == []
     with pytest.raises(aiohttp.ClientError):
         async with aiohttp.ClientSession() as http, http.get(both.proxy.root):
             pass
@@ -145,4 +145,4 @@ async def test_the_key_is_sent_to_the_engine_alone(engine):
     async with access_to(load(), engine.url, "a-key", 50) as both:
         await both.engine.post("/v1/chat/completions", {})
 
-    assert {"Bearer a-key"} == {headers["authorization"] for headers in engine.headers}
+    assert {headers["authorization"] for headers in engine.headers} == {"Bearer a-key"}

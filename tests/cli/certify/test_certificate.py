@@ -18,8 +18,8 @@ def certificate(*verdicts: str) -> Certificate:
 def test_results_of_one_shape_are_one_row():
     rows = certificate("exact", "flagged", "ok").rows
 
-    assert ["shape 0", "shape 1"] == [row.name for row in rows]
-    assert [["exact", "flagged"], ["ok"]] == [[cell.verdict for cell in row.cells] for row in rows]
+    assert [row.name for row in rows] == ["shape 0", "shape 1"]
+    assert [[cell.verdict for cell in row.cells] for row in rows] == [["exact", "flagged"], ["ok"]]
 
 
 @pytest.mark.parametrize("verdict", MEANINGS)
@@ -51,11 +51,11 @@ def test_compared_lines_have_results_and_problems_and_no_dates():
     made.add("stops", "a", Cell("flagged", problems=("echo", "no_usage")), stream=True)
 
     lines = results_of(orjson.loads(orjson.dumps(made.to_json())))
-    assert [
+    assert lines == [
         "chat, shape 0, whole: exact",
         "chat, shape 0, streamed: flagged",
         "stops, a, streamed: flagged echo no_usage",
-    ] == lines
+    ]
 
 
 def test_scores_are_weighed_by_tokens():
@@ -64,7 +64,7 @@ def test_scores_are_weighed_by_tokens():
     scores.add(1, 0.4, 0.4)
     scores.add(3, 0.0, 0.0)
 
-    assert (2, 4, 0.1, 0.4) == (scores.sequences, scores.tokens, scores.mean, scores.max)
+    assert (scores.sequences, scores.tokens, scores.mean, scores.max) == (2, 4, 0.1, 0.4)
     assert certificate().scores.mean is None
 
 

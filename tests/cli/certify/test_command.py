@@ -45,7 +45,7 @@ async def test_a_simulated_engine_is_safe(few, shape):
         code, out, _ = await tokentape(engine, "--json")
     found = orjson.loads(out)
 
-    assert (0, True, "", shape) == (code, found["safe"], found["ended"], found["engine"]["kind"])
+    assert (code, found["safe"], found["ended"], found["engine"]["kind"]) == (0, True, "", shape)
     assert {shape.name for shape in FEW} <= {row["name"] for row in found["rows"]}
     assert found["counts"] == {
         verdict: sum(
@@ -65,8 +65,8 @@ async def test_every_shape_of_a_simulated_vllm_is_exact_or_flagged_for_a_known_l
     async with simulating("127.0.0.1:0", Options()) as engine:
         code, out, errors = await tokentape(engine, "--admin", "--model", "simulated")
 
-    assert 0 == code, out
-    assert "" == errors
+    assert code == 0, out
+    assert errors == ""
     for shape in SHAPES:
         assert not shape.is_for("vllm") or f"\n  {shape.name} " in out
     assert "| safe |" in out.splitlines()[-1]
@@ -84,7 +84,7 @@ async def test_a_fault_is_exit_code_3(few):
     async with simulating("127.0.0.1:0", Options()) as engine, tampered(engine, change) as url:
         code, out, _ = await tokentape(url)
 
-    assert 3 == code
+    assert code == 3
     assert "do not train" in out
     assert "NOT SAFE: " in out.splitlines()[-1]
 
@@ -105,7 +105,7 @@ async def test_an_engine_without_token_ids_is_exit_code_4(few, engine):
     engine.respond = respond
     code, out, _ = await tokentape(engine.url)
 
-    assert 4 == code, out
+    assert code == 4, out
     assert out.splitlines()[-1].startswith("tokentape ")
     assert "NOT SAFE: no token ids" in out
 
@@ -119,7 +119,7 @@ async def test_an_engine_that_cannot_be_reached_or_identified_is_exit_code_1(few
     engine.respond = respond
     found = [await tokentape("http://127.0.0.1:1"), await tokentape(engine.url), await tokentape("no-url")]
 
-    assert [(1, "")] * 3 == [(code, out) for code, out, _ in found]
+    assert [(code, out) for code, out, _ in found] == [(1, "")] * 3
     assert "did not answer /v1/models" in found[0][2]
     assert "pass it with --api-key" in found[1][2]
     assert "invalid URL" in found[2][2]
@@ -129,7 +129,7 @@ async def test_a_tokentape_proxy_is_not_an_engine(few, store):
     async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
         code, _, errors = await tokentape(served.url)
 
-    assert (1, True) == (code, "is a TokenTape proxy, not an engine" in errors)
+    assert (code, "is a TokenTape proxy, not an engine" in errors) == (1, True)
 
 
 def _body(kind: str):
@@ -176,8 +176,8 @@ async def test_a_list_of_models_of_any_type_is_read(few, engine, models):
     engine.respond = respond
     unnamed, named = await tokentape(engine.url), await tokentape(engine.url, "--model", "m")
 
-    assert (1, True) == (unnamed[0], "or pass --model" in unnamed[2])
-    assert (3, True) == (named[0], "NOT SAFE" in named[1])
+    assert (unnamed[0], "or pass --model" in unnamed[2]) == (1, True)
+    assert (named[0], "NOT SAFE" in named[1]) == (3, True)
 
 
 async def test_an_engine_that_dies_ends_the_run(few):
@@ -193,9 +193,9 @@ async def test_an_engine_that_dies_ends_the_run(few):
         code, out, errors = await tokentape(url, "--json")
     found = orjson.loads(out)
 
-    assert 1 == code
+    assert code == 1
     assert "the run is incomplete: the engine at" in errors
-    assert (False, True) == (found["safe"], found["counts"]["not run"] > 5)
+    assert (found["safe"], found["counts"]["not run"] > 5) == (False, True)
     assert found["ended"]
 
 
@@ -205,7 +205,7 @@ async def test_a_run_ends_at_its_time_limit(few, monkeypatch):
     async with simulating("127.0.0.1:0", Options()) as engine:
         code, out, errors = await tokentape(engine)
 
-    assert 1 == code
+    assert code == 1
     assert "repeat with a higher --time-limit-s" in errors
     assert "NOT SAFE: incomplete" in out
 
@@ -222,5 +222,5 @@ async def test_ctrl_c_leaves_nothing(tmp_path):
         process.send_signal(signal.SIGINT)
         out, errors = await process.communicate()
 
-    assert (130, b"", b"") == (process.returncode, out, errors)
-    assert [] == [*tmp_path.iterdir()]
+    assert (process.returncode, out, errors) == (130, b"", b"")
+    assert [*tmp_path.iterdir()] == []

@@ -24,8 +24,8 @@ def test_a_stream_is_its_events_with_names_and_its_end():
     """Comments, for example in a replay, are not events."""
     body = b": keep-alive\n\nevent: ids\ndata: {}\r\n\r\n" + stream(1)
 
-    assert [{"event": "ids", "data": {}}, 1, "[DONE]"] == payloads("text/event-stream", body)
-    assert [{"a": 1}] == payloads("application/json", b'{"a": 1}')
+    assert payloads("text/event-stream", body) == [{"event": "ids", "data": {}}, 1, "[DONE]"]
+    assert payloads("application/json", b'{"a": 1}') == [{"a": 1}]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"<html>"])
@@ -102,7 +102,7 @@ def test_a_difference_is_found_and_named(change, message):
     change(changed[2])
 
     assert message in difference(merged(EVENTS), merged(changed))
-    assert "" == difference(merged(EVENTS), merged(EVENTS))
+    assert difference(merged(EVENTS), merged(EVENTS)) == ""
 
 
 def test_the_order_of_keys_is_compared_in_a_response():
@@ -153,7 +153,7 @@ def test_any_json_is_compared(one, two):
     """Of any type and depth; equal responses have no difference, and others have one."""
     first, second = merged(one), merged(two)
 
-    assert ("" == difference(first, second)) == are_equal(first, second)
+    assert (difference(first, second) == "") == are_equal(first, second)
     assert are_equal(first, merged(one))
     assert formats(first) == formats(merged(one))
     assert all(sampled_ids(kind, response) is None for kind in ("vllm", "sglang", "llamacpp") for response in one)
@@ -169,4 +169,4 @@ def test_any_json_is_compared(one, two):
     ],
 )
 def test_ids_are_read_where_each_engine_returns_them(kind, response):
-    assert {1: [7, 8]} == sampled_ids(kind, response)
+    assert sampled_ids(kind, response) == {1: [7, 8]}

@@ -36,8 +36,8 @@ async def test_a_conversation_is_one_sequence_in_append(tools, stream):
         append = await suite.result(continued(suite, "append", tools=tools, stream=stream))
         faithful = await suite.result(continued(suite, "faithful", tools=tools, stream=stream))
 
-    assert "exact" == append.verdict
-    assert ("forks", ("history",)) == (faithful.verdict, faithful.problems)
+    assert append.verdict == "exact"
+    assert (faithful.verdict, faithful.problems) == ("forks", ("history",))
     assert faithful.why.startswith("2 of 2 later calls: The template renders earlier turns differently")
 
 
@@ -46,7 +46,7 @@ async def test_an_engine_that_takes_no_prompt_ids_forks_with_the_reason():
     async with simulating("127.0.0.1:0", options) as engine, suite_of(engine) as suite:
         cell = await suite.result(continued(suite, "append", tools=False, stream=False))
 
-    assert "forks" == cell.verdict
+    assert cell.verdict == "forks"
     assert "refused_ids" in cell.problems
 
 
@@ -57,17 +57,17 @@ async def test_a_tool_loop_without_a_parser_is_not_served():
     ):
         cell = await suite.result(continued(suite, "append", tools=True, stream=False))
 
-    assert ("not served", "the engine parses no tool call: it needs the tool parser of its model") == (
+    assert (
         cell.verdict,
         cell.why,
-    )
+    ) == ("not served", "the engine parses no tool call: it needs the tool parser of its model")
 
 
 async def test_an_agent_that_leaves_has_a_partial_step():
     async with simulating("127.0.0.1:0", Options(token_delay_s=SLOW_S)) as engine, suite_of(engine) as suite:
         cell = await suite.result(left(suite))
 
-    assert ("ok", "a partial step with its ids") == (cell.verdict, cell.why)
+    assert (cell.verdict, cell.why) == ("ok", "a partial step with its ids")
 
 
 @pytest.mark.parametrize(("shape", "mode"), [("vllm", "raw_logprobs"), ("sglang", "after_temperature_logprobs")])
@@ -77,8 +77,8 @@ async def test_the_mode_of_logprobs_is_measured(shape, mode):
         suite.logprobs_mode = "processed_logprobs"
         other = await suite.result(logprobs_mode(suite))
 
-    assert ("ok", mode) == (cell.verdict, cell.why)
-    assert ("wrong", f"set engines.endpoints[].logprobs_mode: {mode}") == (other.verdict, other.fix)
+    assert (cell.verdict, cell.why) == ("ok", mode)
+    assert (other.verdict, other.fix) == ("wrong", f"set engines.endpoints[].logprobs_mode: {mode}")
 
 
 @given(st.lists(st.floats(-20, 20), min_size=3, max_size=30))
@@ -95,14 +95,14 @@ def test_each_mode_is_recognized_from_the_likely_tokens(logits):
         return {str(token): scaled[token] - total for token in (top if keep is None else top[:keep])}
 
     plain, cold = likely(), likely(0.5)
-    assert "raw_logprobs" == measured_mode(plain, plain, plain)
-    assert "after_temperature_logprobs" == measured_mode(plain, cold, plain)
+    assert measured_mode(plain, plain, plain) == "raw_logprobs"
+    assert measured_mode(plain, cold, plain) == "after_temperature_logprobs"
     if max(plain.values()) < -0.01:
-        assert "processed_logprobs" == measured_mode(plain, cold, likely(keep=1))
+        assert measured_mode(plain, cold, likely(keep=1)) == "processed_logprobs"
     raw = likely(normal=False)
     if max(raw.values()) > 0:
-        assert "raw_logits" == measured_mode(raw, raw, raw)
-        assert "processed_logits" == measured_mode(raw, likely(0.5, normal=False), raw)
+        assert measured_mode(raw, raw, raw) == "raw_logits"
+        assert measured_mode(raw, likely(0.5, normal=False), raw) == "processed_logits"
 
 
 @pytest.mark.parametrize("found", [{}, {"a": -1.0}, {"a": -1.0, "b": -1.01}, {"a": float("-inf"), "b": -1.0}])
@@ -116,8 +116,8 @@ async def test_versions_are_reported_where_the_engine_names_them():
     async with simulating("127.0.0.1:0", Options(scale_out=False)) as engine, suite_of(engine) as suite:
         unnamed = await suite.result(reports_versions(suite))
 
-    assert ("ok", "for each token, in /inference/v1/generate") == (named.verdict, named.why)
-    assert ("not served", True) == (unnamed.verdict, "PUT /policy" in unnamed.fix)
+    assert (named.verdict, named.why) == ("ok", "for each token, in /inference/v1/generate")
+    assert (unnamed.verdict, "PUT /policy" in unnamed.fix) == ("not served", True)
 
 
 async def test_a_new_version_within_a_call_is_in_the_step_and_is_restored():
@@ -125,8 +125,8 @@ async def test_a_new_version_within_a_call_is_in_the_step_and_is_restored():
         cell = await suite.result(new_version(suite))
         after = (await suite.access.engine.get("/weight_info")).json()
 
-    assert "exact" == cell.verdict
-    assert {"weight_version": "default"} == after
+    assert cell.verdict == "exact"
+    assert after == {"weight_version": "default"}
 
 
 async def test_a_version_is_restored_if_the_call_fails(monkeypatch):
@@ -142,7 +142,7 @@ async def test_a_version_is_restored_if_the_call_fails(monkeypatch):
             await suite.result(new_version(suite))
         after = (await suite.access.engine.get("/weight_info")).json()
 
-    assert {"weight_version": "default"} == after
+    assert after == {"weight_version": "default"}
 
 
 @pytest.mark.parametrize("test", [paused, aborted])
@@ -158,7 +158,7 @@ async def test_admin_routes_that_the_engine_lacks_are_not_served(test):
     ):
         cell = await suite.result(test(suite))
 
-    assert ("not served", "the engine returns 404: Not Found") == (cell.verdict, cell.why)
+    assert (cell.verdict, cell.why) == ("not served", "the engine returns 404: Not Found")
 
 
 async def test_a_pause_ends_with_the_test():
@@ -179,5 +179,5 @@ async def test_a_pause_ends_with_the_test():
     ):
         cell = await suite.result(paused(suite))
 
-    assert "exact" == cell.verdict
-    assert ["/pause", "/resume", "/resume"] == requests
+    assert cell.verdict == "exact"
+    assert requests == ["/pause", "/resume", "/resume"]

@@ -30,12 +30,12 @@ def test_a_bias_has_the_ids_of_the_model():
     """A word that is no token of the model has none."""
     body = {"model": "m", "logit_bias": {END_OF_THINKING: 2.0, "<|im_end|>": 1.0}}
 
-    assert {"model": "m", "logit_bias": {"9": 2.0}} == biased(body, {END_OF_THINKING: 9})
-    assert {"model": "m"} == biased(body, {})
+    assert biased(body, {END_OF_THINKING: 9}) == {"model": "m", "logit_bias": {"9": 2.0}}
+    assert biased(body, {}) == {"model": "m"}
 
 
 def test_a_constraint_has_each_engines_own_name():
     """llama.cpp has grammars only."""
-    assert {"vllm", "sglang", "llamacpp"} == constraint("a", 'root ::= "a"').keys()
-    assert {"structured_outputs": {"regex": "a"}} == constraint("a", "")["vllm"]
+    assert constraint("a", 'root ::= "a"').keys() == {"vllm", "sglang", "llamacpp"}
+    assert constraint("a", "")["vllm"] == {"structured_outputs": {"regex": "a"}}
     assert "llamacpp" not in constraint("a", "")

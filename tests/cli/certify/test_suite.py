@@ -37,7 +37,7 @@ def unchanged(path, body, answer):
 @BOTH
 @pytest.mark.parametrize("shape", ["vllm", "sglang"])
 async def test_an_engine_without_faults_is_exact(shape, stream):
-    assert "exact" == (await certified(unchanged, stream=stream, shape=shape)).verdict
+    assert (await certified(unchanged, stream=stream, shape=shape)).verdict == "exact"
 
 
 async def test_a_slow_engine_gets_shorter_replies():
@@ -49,8 +49,8 @@ async def test_a_slow_engine_gets_shorter_replies():
                 body = suite.body_of(shape, stream=False)
                 lengths.setdefault(shape.name, []).append(body.get("max_tokens"))
 
-    assert [24, 12, 8] == lengths["chat"] == lengths["completions"]
-    assert [1, 1, 1] == lengths["one token"]
+    assert lengths["chat"] == lengths["completions"] == [24, 12, 8]
+    assert lengths["one token"] == [1, 1, 1]
 
 
 @BOTH
@@ -65,7 +65,7 @@ async def test_other_text_for_the_agent_differs(stream):
 
     cell = await certified(change, stream=stream)
 
-    assert "differs" == cell.verdict
+    assert cell.verdict == "differs"
     assert "the engine alone returns" in cell.why
 
 
@@ -75,7 +75,7 @@ async def test_an_additional_key_differs():
     def change(path, body, answer):
         return {**answer, "flagged": 1} if requests_ids(body) and path == CHAT else answer
 
-    assert "the response has more keys ['flagged'], and lacks []" == (await certified(change)).why
+    assert (await certified(change)).why == "the response has more keys ['flagged'], and lacks []"
 
 
 async def test_an_id_that_the_engine_reports_wrongly_each_time_is_wrong():
@@ -88,7 +88,7 @@ async def test_an_id_that_the_engine_reports_wrongly_each_time_is_wrong():
 
     cell = await certified(change)
 
-    assert ("wrong", True) == (cell.verdict, cell.why.startswith("scored again"))
+    assert (cell.verdict, cell.why.startswith("scored again")) == ("wrong", True)
 
 
 async def test_an_id_that_is_wrong_beside_logprobs_only_is_wrong():
@@ -101,7 +101,7 @@ async def test_an_id_that_is_wrong_beside_logprobs_only_is_wrong():
 
     cell = await certified(change)
 
-    assert ("wrong", True) == (cell.verdict, "the engine alone returns" in cell.why)
+    assert (cell.verdict, "the engine alone returns" in cell.why) == ("wrong", True)
 
 
 async def test_a_logprob_of_another_distribution_is_wrong():
@@ -111,7 +111,7 @@ async def test_a_logprob_of_another_distribution_is_wrong():
                 entry["logprob"] *= 2
         return answer
 
-    assert "wrong" == (await certified(change)).verdict
+    assert (await certified(change)).verdict == "wrong"
 
 
 async def test_scores_that_are_rounded_differently_are_no_fault():
@@ -124,7 +124,7 @@ async def test_scores_that_are_rounded_differently_are_no_fault():
                     token["logprob"] += 0.3 if index % 8 == 7 else 0.02
         return answer
 
-    assert "exact" == (await certified(change)).verdict
+    assert (await certified(change)).verdict == "exact"
 
 
 @BOTH
@@ -139,7 +139,7 @@ async def test_a_problem_that_no_limitation_explains_is_unexpected(stream):
 
     cell = await certified(change, stream=stream)
 
-    assert "unexpected" == cell.verdict
+    assert cell.verdict == "unexpected"
     assert "logprob_count" in cell.problems
     assert "A choice has a different number of logprobs and sampled ids." in cell.why
 
@@ -148,7 +148,7 @@ async def test_a_problem_that_no_limitation_explains_is_unexpected(stream):
 async def test_a_known_limitation_is_flagged_with_its_sentence(stream):
     cell = await certified(unchanged, "echo", stream=stream)
 
-    assert ("flagged", True) == (cell.verdict, "echo" in cell.problems)
+    assert (cell.verdict, "echo" in cell.problems) == ("flagged", True)
     assert "`echo` with ids omits the echoed prompt" in cell.why
 
 
@@ -163,7 +163,7 @@ async def test_a_shape_that_the_engine_rejects_is_not_served(status):
 
     cell = await certified(change, "required tool")
 
-    assert ("not served", f"the engine returns {status}: no parser") == (cell.verdict, cell.why)
+    assert (cell.verdict, cell.why) == ("not served", f"the engine returns {status}: no parser")
 
 
 @pytest.mark.parametrize("name", ["chat", "chat sampled"])
@@ -178,19 +178,19 @@ async def test_responses_that_differ_each_time_are_compared_by_their_format(name
         return answer | ({"key": 1} if has_key and requests_ids(body) else {})
 
     has_key = False
-    assert "exact" == (await certified(change, name)).verdict
+    assert (await certified(change, name)).verdict == "exact"
     has_key = True
-    assert "differs" == (await certified(change, name)).verdict
+    assert (await certified(change, name)).verdict == "differs"
 
 
 @BOTH
 async def test_an_error_must_be_the_engines_own(stream):
     """Byte for byte, unstreamed and in a stream; an engine that accepts the call does not serve the shape."""
-    assert "ok" == (await certified(unchanged, "no messages", stream=stream)).verdict
+    assert (await certified(unchanged, "no messages", stream=stream)).verdict == "ok"
 
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
         (shape,) = (shape for shape in SHAPES if shape.name == "chat")
-        assert "not served" == (await suite.run(replace(shape, treatment="refused"), stream=stream)).verdict
+        assert (await suite.run(replace(shape, treatment="refused"), stream=stream)).verdict == "not served"
 
 
 async def test_a_request_without_an_answer_fails_and_an_engine_without_any_ends_the_run():
@@ -206,4 +206,4 @@ async def test_a_request_without_an_answer_fails_and_an_engine_without_any_ends_
         with pytest.raises(Gone, match=r"did not answer /v1/models"):
             await run_shape(suite, "one token")
 
-    assert ("failed", True) == (cell.verdict, f"did not answer {CHAT}" in cell.why)
+    assert (cell.verdict, f"did not answer {CHAT}" in cell.why) == ("failed", True)

@@ -37,12 +37,12 @@ def test_all_that_is_not_of_the_first_call_is_written_at_the_end_call_by_call(pi
     assert sorted(groups, key=groups.index) == groups
     assert list(dict.fromkeys(index for index, _ in pieces[begun:] if index not in {TEXT, first})) == calls
     assert b"".join(data for _, data in written) == before + after
-    assert b"" == held.release()
+    assert held.release() == b""
 
 
 def test_an_event_has_its_type_in_the_event_line_and_in_its_data():
-    assert b'event: message_stop\ndata: {"type":"message_stop"}\n\n' == event("message_stop")
-    assert b'event: x\ndata: {"type":"x","index":1}\n\n' == event("x", index=1)
+    assert event("message_stop") == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    assert event("x", index=1) == b'event: x\ndata: {"type":"x","index":1}\n\n'
 
 
 def test_token_counts_of_engines_are_read():
@@ -56,7 +56,7 @@ def test_token_counts_of_engines_are_read():
 
 
 def test_reasoning_has_the_field_of_the_engine():
-    assert ["a", "b", None] == [
+    assert [
         reasoning_of(message)
         for message in ({"reasoning": "a", "reasoning_content": "a"}, {"reasoning_content": "b"}, {"reasoning": ""})
-    ]
+    ] == ["a", "b", None]

@@ -18,13 +18,13 @@ def test_response_options_are_read_from_a_generate_request():
         }
     )
 
-    assert (True, True, True, 2, 2) == (
+    assert (
         options.token_ids,
         options.logprobs,
         options.usage,
         options.samples,
         options.choices,
-    )
+    ) == (True, True, True, 2, 2)
     assert isinstance(Generate().accumulator(), GenerateAccumulator)
     assert b'"type":"not_found_error"' in Generate().error(NotFound("x"))
     assert isinstance(DIALECTS["/inference/v1/generate"], Generate)
@@ -35,21 +35,21 @@ def test_a_request_without_sampling_parameters_has_one_sample_and_no_logprobs(sa
     """Sampling parameters of another type are ignored."""
     options = Generate().response_options({"token_ids": [1], "sampling_params": sampling, "n": 5, "logprobs": 1})
 
-    assert (False, False, False, 1, 1) == (
+    assert (
         options.token_ids,
         options.logprobs,
         options.usage,
         options.samples,
         options.choices,
-    )
+    ) == (False, False, False, 1, 1)
 
 
 def test_sampling_parameters_are_read_from_their_object():
     """Without `max_completion_tokens`, which vLLM ignores there."""
     sampling_params = {"temperature": 0.5, "max_completion_tokens": 9}
 
-    assert {"temperature": 0.5} == Generate().sampling({"sampling_params": sampling_params, "temperature": 1.0})
-    assert {} == Generate().sampling({"temperature": 1.0})
+    assert Generate().sampling({"sampling_params": sampling_params, "temperature": 1.0}) == {"temperature": 0.5}
+    assert Generate().sampling({"temperature": 1.0}) == {}
 
 
 def test_sampling_parameters_are_set_in_a_copy_of_their_object():
@@ -59,7 +59,7 @@ def test_sampling_parameters_are_set_in_a_copy_of_their_object():
     assert ({"sampling_params": {"temperature": 1.0, "max_tokens": 9}}, set()) == Generate().place_sampling(
         body, fields, {"top_p"}
     )
-    assert {"sampling_params": {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7}} == body
+    assert body == {"sampling_params": {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7}}
 
 
 @pytest.mark.parametrize("body", [{}, {"sampling_params": None}, {"sampling_params": 7}])
@@ -77,4 +77,4 @@ def test_other_dialects_have_sampling_parameters_on_the_top_level(path):
     body = {"temperature": 0.5}
 
     assert body == DIALECTS[path].sampling(body)
-    assert ({"top_p": 1.0}, {"seed"}) == DIALECTS[path].place_sampling(body, {"top_p": 1.0}, {"seed"})
+    assert DIALECTS[path].place_sampling(body, {"top_p": 1.0}, {"seed"}) == ({"top_p": 1.0}, {"seed"})

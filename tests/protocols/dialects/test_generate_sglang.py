@@ -32,7 +32,7 @@ def payloads_of(response):
     if not response.startswith(b"data: "):
         return [orjson.loads(response)]
     events = response.split(b"\n\n")[:-1]
-    assert b"data: [DONE]" == events.pop()
+    assert events.pop() == b"data: [DONE]"
     return [orjson.loads(event.removeprefix(b"data: ")) for event in events]
 
 
@@ -76,17 +76,21 @@ def test_response_options_are_read_from_a_request(body, read):
 def test_sampling_parameters_have_the_names_of_other_dialects():
     params = {"temperature": 0.5, "max_new_tokens": 9, "min_new_tokens": 2, "sampling_seed": 7, "regex": "a"}
 
-    assert {"temperature": 0.5, "max_tokens": 9, "min_tokens": 2, "seed": 7, "regex": "a"} == DIALECT.sampling(
-        {"text": "a", "sampling_params": params, "temperature": 1.0}
-    )
-    assert {} == DIALECT.sampling({"text": "a"})
-    assert {"custom_logit_processor": "p"} == DIALECT.sampling({"custom_logit_processor": "p"})
+    assert DIALECT.sampling({"text": "a", "sampling_params": params, "temperature": 1.0}) == {
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "seed": 7,
+        "regex": "a",
+    }
+    assert DIALECT.sampling({"text": "a"}) == {}
+    assert DIALECT.sampling({"custom_logit_processor": "p"}) == {"custom_logit_processor": "p"}
 
 
 def test_of_a_list_of_sampling_parameters_those_that_are_equal_are_recorded():
     params = [{"temperature": 0.5, "max_new_tokens": 9, "top_k": 1}, {"temperature": 0.5, "max_new_tokens": 8}]
 
-    assert {"temperature": 0.5} == DIALECT.sampling({"text": ["a", "b"], "sampling_params": params})
+    assert DIALECT.sampling({"text": ["a", "b"], "sampling_params": params}) == {"temperature": 0.5}
 
 
 def test_rules_of_a_rollout_are_applied_by_the_engines_names():
@@ -96,9 +100,9 @@ def test_rules_of_a_rollout_are_applied_by_the_engines_names():
     rules = Sampling({"temperature": 1.0, "model": "m"}, {"seed": 3}, {"max_tokens": 40})
     made = plan(body, sampling=rules)
 
-    assert {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 40, "sampling_seed": 3} == made.body["sampling_params"]
+    assert made.body["sampling_params"] == {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 40, "sampling_seed": 3}
     assert ("model" in made.body, before) == (False, body)
-    assert (1.0, 40) == (made.sampling["temperature"], made.sampling["max_tokens"])
+    assert (made.sampling["temperature"], made.sampling["max_tokens"]) == (1.0, 40)
 
 
 def test_rules_are_applied_to_a_list_of_equal_parameters_and_refused_for_others():
@@ -106,9 +110,9 @@ def test_rules_are_applied_to_a_list_of_equal_parameters_and_refused_for_others(
     other = [{"temperature": 0.2}, {"temperature": 0.3}]
     rules = Sampling({"temperature": 1.0})
 
-    assert {"temperature": 1.0} == plan({"text": ["a", "b"], "sampling_params": equal}, sampling=rules).body[
-        "sampling_params"
-    ]
+    assert plan({"text": ["a", "b"], "sampling_params": equal}, sampling=rules).body["sampling_params"] == {
+        "temperature": 1.0
+    }
     with pytest.raises(UnprocessableRequest, match="list of different sampling_params"):
         plan({"text": ["a", "b"], "sampling_params": other}, sampling=rules)
     assert other == plan({"text": ["a", "b"], "sampling_params": other}).body["sampling_params"]
@@ -186,7 +190,7 @@ def test_a_recorded_response_is_an_exact_step(name, framing):
     choices = whole if isinstance(whole, list) else [whole]
     metas = [each["meta_info"] for each in choices]
 
-    assert () == step.problems
+    assert step.problems == ()
     if name.endswith(("stop", "utf8")):  # sampled
         return
     assert [each["output_ids"] for each in choices] == [each.ids.tolist() for each in step.choices]
@@ -197,7 +201,7 @@ def test_a_recorded_response_is_an_exact_step(name, framing):
         assert [(0, len(each.ids), "default")] * bool(each.ids) == [
             (span.start, span.end, span.policy_version) for span in each.spans
         ]
-    assert {"prompt_tokens", "completion_tokens", "total_tokens"} == step.usage.keys()
+    assert step.usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
     assert sum(map(len, step.prompts)) == step.usage["prompt_tokens"]
     assert sum(len(each.ids) for each in step.choices) == step.usage["completion_tokens"]
 
@@ -211,7 +215,7 @@ def test_logprobs_of_the_prompt_are_not_computed_for_a_client_that_requests_none
     body = {"text": "a"} if start is None else {"text": "a", "logprob_start_len": start}
     made = plan(body)
 
-    assert (True, sent) == (made.body["return_logprob"], made.body.get("logprob_start_len"))
+    assert (made.body["return_logprob"], made.body.get("logprob_start_len")) == (True, sent)
 
 
 def test_flags_of_several_prompts_are_completed_and_stripped_one_by_one():
@@ -222,7 +226,7 @@ def test_flags_of_several_prompts_are_completed_and_stripped_one_by_one():
     response = {"choices": [choice("t", [n]) | {"meta_info": metas[n - 5], "index": n - 5} for n in (5, 6)]}
     shown = made.view.whole(response)["choices"]
 
-    assert (True, [-1, 0]) == (made.body["return_logprob"], made.body["logprob_start_len"])
+    assert (made.body["return_logprob"], made.body["logprob_start_len"]) == (True, [-1, 0])
     assert ["output_token_logprobs" in each["meta_info"] for each in shown] == [False, True]
     assert all("output_token_logprobs" in each["meta_info"] for each in response["choices"])
 
@@ -250,18 +254,18 @@ def test_a_stream_with_ids_as_its_prompt_does_not_repeat_them_in_each_event():
         steps.append(play(made, cassette, [stream])[2])
 
     assert "return_prompt_token_ids" not in made.body
-    assert [(), ("prompt_count",)] == [step.problems for step in steps]
-    assert [[5, 6, 7]] == [prompt.tolist() for prompt in steps[0].prompts]
+    assert [step.problems for step in steps] == [(), ("prompt_count",)]
+    assert [prompt.tolist() for prompt in steps[0].prompts] == [[5, 6, 7]]
 
 
 def test_prompt_ids_are_not_requested_of_a_call_that_has_none():
     """SGLang fails to return ids for embeddings, and refuses a call without any prompt."""
-    assert {"return_logprob", "rid"} == plan({"input_embeds": [[0.5]]}).sent["set"].keys()
-    assert {} == plan({}).sent["set"]
+    assert plan({"input_embeds": [[0.5]]}).sent["set"].keys() == {"return_logprob", "rid"}
+    assert plan({}).sent["set"] == {}
 
 
 def test_beam_search_is_flagged():
-    assert ("beam_search",) == plan({"text": "a", "sampling_params": {"beam_width": 4}}).problems
+    assert plan({"text": "a", "sampling_params": {"beam_width": 4}}).problems == ("beam_search",)
 
 
 # Streams: of each choice, its ids with a text each, and where it is cut into events.
@@ -319,7 +323,7 @@ def test_an_accumulated_stream_equals_the_whole_response(choices, is_continued, 
         for index, (ids, _) in enumerate(choices)
     ]
 
-    assert {"choices": whole} == accumulator.finish()
+    assert accumulator.finish() == {"choices": whole}
     assert (before, set()) == (events, accumulator.problems)
     assert (len(choices), len(choices)) == (sum(finished), accumulator.finished)
 
@@ -383,15 +387,15 @@ def test_events_of_a_choice_that_contradict_each_other_are_a_problem(change, pro
     accumulator.feed(first)
     accumulator.feed(second)
 
-    assert {problem} == accumulator.problems
+    assert accumulator.problems == {problem}
 
 
 def test_an_event_after_the_end_of_its_choice_is_a_problem():
     last = event_of(0, [1], 0, 1, is_last=True, is_single=True, is_continued=False)
     accumulator = DIALECT.accumulator()
 
-    assert [True, False] == [accumulator.feed(last), accumulator.feed(last)]
-    assert {"content_after_end"} == accumulator.problems
+    assert [accumulator.feed(last), accumulator.feed(last)] == [True, False]
+    assert accumulator.problems == {"content_after_end"}
 
 
 @pytest.mark.parametrize(
@@ -461,7 +465,7 @@ def test_a_response_that_contradicts_itself_is_flagged(change, problem, stream):
         assert {"running_count", "completion_count"} & set(problems)
     else:
         assert problem is None or problem in problems
-        assert problem is not None or () == problems
+        assert problem is not None or problems == ()
 
 
 def test_counts_are_required():

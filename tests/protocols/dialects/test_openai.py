@@ -10,13 +10,13 @@ from proxy.protocols.dialects.openai import Chat, Completions, prompt_count
 def test_response_options_are_read_from_a_chat_request():
     options = Chat().response_options({"n": 2, "logprobs": True, "stream_options": {"include_usage": True}})
 
-    assert (False, True, True, 2, 2) == (
+    assert (
         options.token_ids,
         options.logprobs,
         options.usage,
         options.samples,
         options.choices,
-    )
+    ) == (False, True, True, 2, 2)
     assert isinstance(Chat().accumulator(), ChatAccumulator)
     assert b'"type":"not_found_error"' in Chat().error(NotFound("x"))
 
@@ -27,7 +27,7 @@ def test_response_options_are_read_from_a_chat_request():
 )
 def test_prompts_are_counted(prompt, expected):
     """A prompt is a text, a list of token ids, or a list of either."""
-    assert expected == prompt_count({"prompt": prompt})
+    assert prompt_count({"prompt": prompt}) == expected
 
 
 def test_zero_logprobs_request_the_sampled_tokens_logprob():
@@ -36,7 +36,7 @@ def test_zero_logprobs_request_the_sampled_tokens_logprob():
 
     assert dialect.response_options({"prompt": "a", "logprobs": 0}).logprobs
     assert not dialect.response_options({"prompt": "a"}).logprobs
-    assert 6 == dialect.response_options({"prompt": ["a", "b"], "n": 3}).choices
+    assert dialect.response_options({"prompt": ["a", "b"], "n": 3}).choices == 6
     assert dialect.response_options({"prompt": ["a", "b"], "n": "3"}).choices is None
     assert isinstance(dialect.accumulator(), CompletionsAccumulator)
     assert b'"type":"not_found_error"' in dialect.error(NotFound("x"))

@@ -29,7 +29,7 @@ def call(arguments, call_id="c1", name="f"):
 )
 def test_argument_text_becomes_an_object(arguments, expected):
     """Of invalid JSON, the complete fields are kept."""
-    assert expected == parse_arguments(arguments)
+    assert parse_arguments(arguments) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_argument_text_becomes_the_same_object_as_in_a_stream(text):
 
 def test_an_object_is_serialized_as_python_does():
     """vLLM's and SGLang's tool parsers do so too, and models are trained on it."""
-    assert '{"a": [1, 2.0], "é": "\\n"}' == serialize({"a": [1, 2.0], "é": "\n"}, "input")
+    assert serialize({"a": [1, 2.0], "é": "\n"}, "input") == '{"a": [1, 2.0], "é": "\\n"}'
 
 
 def test_many_values_are_serialized_like_few():
@@ -86,18 +86,18 @@ def test_unchanged_arguments_get_their_sampled_text(text):
 
 def test_arguments_that_the_agent_changed_are_serialized():
     """Arguments of another function, and of unknown calls, are serialized, too."""
-    assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}')["function"])
-    assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}')["function"])
-    assert '{"a": 1}' == restored({"a": 1}, "f", None)
-    assert '{"a": 1}' == restored({"a": 1}, "f", {"name": "f", "arguments": {}})
-    assert '{"a": 1}' == restored({"a": 1}, "f", {"name": "f"})
+    assert restored({"a": 2}, "f", call('{"a":1}')["function"]) == '{"a": 2}'
+    assert restored({"a": 1}, "g", call('{"a":1}')["function"]) == '{"a": 1}'
+    assert restored({"a": 1}, "f", None) == '{"a": 1}'
+    assert restored({"a": 1}, "f", {"name": "f", "arguments": {}}) == '{"a": 1}'
+    assert restored({"a": 1}, "f", {"name": "f"}) == '{"a": 1}'
 
 
 def test_tool_calls_keep_their_ids():
     """A missing or duplicate one is replaced by one derived from the step."""
     calls = [{"id": "a"}, {"id": None}, {}, {"id": "a"}, {"id": ""}, {"id": "b"}]
 
-    assert ["a", "toolu_s_1", "toolu_s_2", "toolu_s_3", "toolu_s_4", "b"] == call_ids(calls, "s")
+    assert call_ids(calls, "s") == ["a", "toolu_s_1", "toolu_s_2", "toolu_s_3", "toolu_s_4", "b"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_invalid_json_is_forwarded_up_to_its_last_valid_character(text, expected
     """`whole` closes it; a value that is no object becomes an empty one."""
     beginning = PartialObject()
 
-    assert expected == beginning.feed(text)
+    assert beginning.feed(text) == expected
     assert whole == beginning.whole(expected)
 
 
@@ -206,9 +206,9 @@ def test_a_long_string_is_parsed_once():
     """300,000 characters in 100,000 pieces, without quadratic time."""
     beginning = PartialObject()
 
-    assert '{"a": "' == beginning.feed('{"a": "')
+    assert beginning.feed('{"a": "') == '{"a": "'
     assert all(beginning.feed("ab\\n") == "ab\\n" for _ in range(100_000))
-    assert '"}' == beginning.feed('"}')
+    assert beginning.feed('"}') == '"}'
     assert not beginning.broken
 
 
@@ -218,5 +218,5 @@ def test_white_space_before_the_object_is_returned_with_it(pieces):
     parser = PartialObject()
     found = [parser.feed(piece) for piece in pieces]
 
-    assert "" == found[0]
+    assert found[0] == ""
     assert "".join(found) == ("" if "x" in pieces[-1] else "".join(pieces))

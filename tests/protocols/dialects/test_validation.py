@@ -25,19 +25,19 @@ def test_a_value_of_another_type_raises_with_its_path(reading, kind):
         return
     with pytest.raises(UnprocessableRequest, match=rf"^here\.0: must be .*, not {kind}$") as raised:
         reading(VALUES[kind], "here.0")
-    assert "here.0" == raised.value.param
+    assert raised.value.param == "here.0"
 
 
 def test_an_integer_is_not_a_boolean():
     """In Python, True == 1."""
-    assert 3 == checked.a_count(3, "n")
+    assert checked.a_count(3, "n") == 3
     with pytest.raises(UnprocessableRequest):
         checked.a_count(True, "n")
 
 
 def test_a_value_outside_an_enumeration_raises_with_the_allowed_values():
     """The value in the message is truncated."""
-    assert "b" == checked.one_of("b", "x", ("a", "b"))
+    assert checked.one_of("b", "x", ("a", "b")) == "b"
     with pytest.raises(UnprocessableRequest, match=r"^x: must be one of a, b, not 'c{64}'$"):
         checked.one_of("c" * 999, "x", ("a", "b"))
 
@@ -53,8 +53,8 @@ def test_a_value_outside_an_enumeration_raises_with_the_allowed_values():
 def test_a_field_is_found_by_either_name(name, other):
     """A null is an absent field."""
     assert other == snake_case(name)
-    assert (1, name) == at({name: 1}, name) == at({other: 1, name: None}, name)
-    assert (None, f"a.{name}") == at({name: None}, name, "a")
+    assert at({name: 1}, name) == at({other: 1, name: None}, name) == (1, name)
+    assert at({name: None}, name, "a") == (None, f"a.{name}")
 
 
 def test_a_field_with_both_names_is_rejected():
@@ -64,7 +64,7 @@ def test_a_field_with_both_names_is_rejected():
 
 def test_an_optional_field_may_be_absent_and_a_required_one_may_not():
     """Both are checked if they are present."""
-    assert (None, "x") == (optional(a_text, {}, "a"), optional(a_text, {"a": "x"}, "a"))
+    assert (optional(a_text, {}, "a"), optional(a_text, {"a": "x"}, "a")) == (None, "x")
     with pytest.raises(UnprocessableRequest, match="b.a: must be a string, not a number"):
         optional(a_text, {"a": 1}, "a", "b")
     with pytest.raises(UnprocessableRequest, match="b.a: must be a string, not null"):
@@ -72,8 +72,8 @@ def test_an_optional_field_may_be_absent_and_a_required_one_may_not():
 
 
 def test_the_entries_of_a_list_have_its_path():
-    assert [({"a": 1}, "p[0]")] == objects([{"a": 1}], "p")
-    assert ["", "x"] == texts(["", "x"], "p")
+    assert objects([{"a": 1}], "p") == [({"a": 1}, "p[0]")]
+    assert texts(["", "x"], "p") == ["", "x"]
 
 
 @pytest.mark.parametrize(

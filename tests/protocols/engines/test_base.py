@@ -33,14 +33,14 @@ def test_every_quirk_has_an_engine_flags_and_a_source():
 
 
 def test_an_unstreamed_request_is_never_replayed():
-    assert {"whole"} == {framing(how, {}) for how in ("auto", "live", "replay")}
-    assert "whole" == framing("replay", {"stream": False})
+    assert {framing(how, {}) for how in ("auto", "live", "replay")} == {"whole"}
+    assert framing("replay", {"stream": False}) == "whole"
 
 
 @pytest.mark.parametrize(("kind", "in_auto"), [("llamacpp", "replay"), ("vllm", "live")])
 def test_auto_replays_the_streams_of_engines_with_quirks(kind, in_auto):
     """llama.cpp's streams always lose tokens."""
-    assert [in_auto, "live", "replay"] == [framing(how, STREAM, kind) for how in ("auto", "live", "replay")]
+    assert [framing(how, STREAM, kind) for how in ("auto", "live", "replay")] == [in_auto, "live", "replay"]
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_auto_replays_the_streams_of_engines_with_quirks(kind, in_auto):
 )
 def test_streams_with_unknown_options_are_not_replayed(body):
     """The engine validates them."""
-    assert "live" == framing("replay", body)
+    assert framing("replay", body) == "live"
 
 
 def test_a_stream_that_the_engine_rejects_is_not_replayed():
     """The 400 is forwarded."""
-    assert "live" == framing("replay", STREAM | {"prompt_logprobs": 1}, "vllm")
+    assert framing("replay", STREAM | {"prompt_logprobs": 1}, "vllm") == "live"
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_stripping_removes_keys_and_nulls_logprobs_in_a_copy():
     choice = {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"}
     shown = without(choice, StripRules(logprobs=True, keys=frozenset({"token_ids"})))
 
-    assert {"index": 0, "logprobs": None, "text": "a"} == shown
-    assert {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"} == choice
+    assert shown == {"index": 0, "logprobs": None, "text": "a"}
+    assert choice == {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"}
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
@@ -188,7 +188,7 @@ def test_constrained_requests_are_detected_in_each_engines_default_mode(body, ki
 )
 def test_processed_logprobs_are_constrained_by_every_sampling_parameter(body, is_constrained):
     """The temperature is recorded separately."""
-    assert [is_constrained] * 2 == [ENGINES[kind].constrains(body, PROCESSED) for kind in ("vllm", "sglang")]
+    assert [ENGINES[kind].constrains(body, PROCESSED) for kind in ("vllm", "sglang")] == [is_constrained] * 2
 
 
 def test_the_engines_defaults_apply_to_fields_that_a_request_does_not_set():
@@ -199,7 +199,7 @@ def test_the_engines_defaults_apply_to_fields_that_a_request_does_not_set():
         for fields in requests
     ]
 
-    assert [True, True, False] == [plan.sampling["constrained"] for plan in plans]
+    assert [plan.sampling["constrained"] for plan in plans] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_llamacpp_is_detected_by_its_server_header():
 
     traits = identify_engine(probed)
 
-    assert ("llamacpp", "b0-unknown") == (traits.kind, traits.version)
-    assert 40 == traits.sampling_defaults["top_k"]
+    assert (traits.kind, traits.version) == ("llamacpp", "b0-unknown")
+    assert traits.sampling_defaults["top_k"] == 40
 
 
 def test_the_recorded_responses_of_vllm_are_detected():
@@ -67,7 +67,7 @@ def test_the_recorded_responses_of_vllm_are_detected():
     version, listed = (orjson.loads(load(name).response) for name in ("get_version", "get_v1_models"))
 
     assert Traits("vllm", "0.32.0") == identify_engine(responses(version=version))
-    assert "vllm" == identify_engine(responses(v1__models=listed)).kind
+    assert identify_engine(responses(v1__models=listed)).kind == "vllm"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(p
 def test_the_route_that_aborts_calls_is_found_among_those_that_a_server_describes(paths, found):
     """The one that requires the API key is preferred."""
     assert found == abort_path({"paths": paths})
-    assert [None] * 3 == [abort_path(described) for described in (None, [], "paths")]
+    assert [abort_path(described) for described in (None, [], "paths")] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_size_of_sglangs_vocabulary_is_in_its_error_for_a_bias():
     error = ProbeResponse(400, "uvicorn", None, recorded.response.decode())
 
     assert (request.path, request.body) == (recorded.path, recorded.body)
-    assert {"vocabulary_size": 4096} == request.read(error)
+    assert request.read(error) == {"vocabulary_size": 4096}
 
 
 @pytest.mark.parametrize("error", ["", "logit_bias must has keys in [0, many], got 5", "[0, 4095]", "x" * 1000])
@@ -132,12 +132,12 @@ def test_vllms_defaults_are_read_from_a_rendered_chat_request():
     rendered = ProbeResponse(200, "uvicorn", orjson.loads(load("scale_out/render_chat").response))
     request, _ = ENGINES["vllm"].traits_requests(Traits("vllm"))
 
-    assert "/v1/chat/completions/render" == request.path
+    assert request.path == "/v1/chat/completions/render"
     defaults = {
         "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     }  # fmt: skip
-    assert {"sampling_defaults": defaults} == request.read(rendered)
+    assert request.read(rendered) == {"sampling_defaults": defaults}
 
 
 def test_llamacpps_defaults_are_read_from_its_properties():
@@ -145,7 +145,7 @@ def test_llamacpps_defaults_are_read_from_its_properties():
     probed = responses(props=orjson.loads(load_http("llamacpp", "get_props").response), v1__models=models("llamacpp"))
     found = identify_engine(probed).sampling_defaults
 
-    assert ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty") == tuple(found)
+    assert tuple(found) == ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
     assert (pytest.approx(0.8), 40) == (found["temperature"], found["top_k"])
 
 
@@ -156,5 +156,5 @@ def test_a_response_of_another_shape_has_no_defaults(response):
     request, _ = ENGINES["vllm"].traits_requests(Traits("vllm"))
     props = {"default_generation_settings": response}
 
-    assert {"sampling_defaults": None} == request.read(ProbeResponse(200, "uvicorn", response))
+    assert request.read(ProbeResponse(200, "uvicorn", response)) == {"sampling_defaults": None}
     assert identify_engine(responses(props=props, v1__models=models("llamacpp"))).sampling_defaults is None

@@ -73,8 +73,8 @@ def test_an_unstreamed_response_without_logprobs_is_exact_with_logprobs_off():
     _, _, step = play(made, cassette, found={"tokens": list(range(12))})
 
     assert cassette.body == made.body
-    assert () == step.problems
-    assert (12, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
+    assert step.problems == ()
+    assert (len(step.choices[0].ids), len(step.choices[0].logprobs)) == (12, 0)
 
 
 @pytest.mark.parametrize("body", [{}, {"tools": TOOLS}, {"stream_options": {"include_usage": True}}])
@@ -82,14 +82,14 @@ def test_chat_streams_are_replayed(body):
     """A live chat stream lacks the EOS and the list of ids; a live stream of completions lacks neither."""
     made = plan(CHAT, {"stream": True} | body)
 
-    assert "replay" == made.framing
+    assert made.framing == "replay"
     assert not {"stream", "stream_options"} & made.body.keys()
-    assert "live" == plan(COMPLETIONS, {"stream": True}).framing
+    assert plan(COMPLETIONS, {"stream": True}).framing == "live"
 
 
 def test_a_stream_that_the_engine_rejects_is_not_replayed():
     """llama.cpp returns 400 for tools with logprobs in a stream; replayed, it would succeed."""
-    assert "live" == plan(CHAT, {"stream": True, "tools": TOOLS, "logprobs": True}).framing
+    assert plan(CHAT, {"stream": True, "tools": TOOLS, "logprobs": True}).framing == "live"
 
 
 def test_no_logprobs_are_injected_into_a_live_stream_with_tools():
@@ -97,7 +97,7 @@ def test_no_logprobs_are_injected_into_a_live_stream_with_tools():
     body = {"messages": [], "tools": TOOLS, "stream": True}
     injection = ENGINES["llamacpp"].inject("chat", body, CallOptions(traits=Traits("llamacpp")))
 
-    assert VERBOSE == injection.fields
+    assert injection.fields == VERBOSE
 
 
 def test_an_unstreamed_response_is_exact():
@@ -105,9 +105,9 @@ def test_an_unstreamed_response_is_exact():
     made = plan(CHAT, {})
     shown, end, step = play(made, answer(exact()), found={"tokens": [1, 2]})
 
-    assert () == step.problems
-    assert ([5, 6, 2], [1, 2]) == (step.choices[0].ids.tolist(), step.prompts[0].tolist())
-    assert "tokenized again" == step.extra["prompt_ids"]
+    assert step.problems == ()
+    assert (step.choices[0].ids.tolist(), step.prompts[0].tolist()) == ([5, 6, 2], [1, 2])
+    assert step.extra["prompt_ids"] == "tokenized again"
     assert b"__verbose" not in shown + end
     assert b"logprobs" not in shown + end
 
@@ -143,7 +143,7 @@ def test_a_prompt_of_token_ids_is_recorded_without_a_follow_up_request():
     made = plan(COMPLETIONS, {"prompt": [1, 2]})
     step = play(made, answer(exact()))[2]
 
-    assert [1, 2] == step.prompts[0].tolist()
+    assert step.prompts[0].tolist() == [1, 2]
     assert ENGINES["llamacpp"].follow_up("completions", made.body, exact()) is None
 
 

@@ -118,7 +118,7 @@ def test_a_call_with_the_clients_id_or_several_choices_is_not_aborted(path, more
 def test_the_logprobs_setting_changes_only_the_logprobs_field(path, body, logprobs, added):
     other_fields = {key: value for key, value in plan(path, body).sent["set"].items() if key != "logprobs"}
 
-    assert other_fields | added == plan(path, body, logprobs=logprobs).sent["set"]
+    assert plan(path, body, logprobs=logprobs).sent["set"] == other_fields | added
 
 
 @pytest.mark.parametrize(("name", "count"), [("cmpl_token_ids", 3), ("chat_token_ids", 4), ("chat_sglext_header", 4)])
@@ -127,27 +127,27 @@ def test_a_response_without_logprobs_is_exact_with_logprobs_off(name, count):
     cassette = load(f"recorded/{name}_n_plain", "sglang")
     _, _, step = play(plan_of(cassette.path, cassette.body, CallOptions(logprobs="off"), kind="sglang"), cassette)
 
-    assert () == step.problems
-    assert (count, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
+    assert step.problems == ()
+    assert (len(step.choices[0].ids), len(step.choices[0].logprobs)) == (count, 0)
 
 
 def test_logprobs_off_does_not_replay_a_stream_that_only_lacks_logprobs():
     """Without a parser, live streams lack logprobs only; a client that requests them gets a replay."""
-    assert "live" == plan(CHAT, {"stream": True}, BARE, logprobs="off").framing
-    assert "replay" == plan(CHAT, {"stream": True, "logprobs": True}, BARE, logprobs="off").framing
+    assert plan(CHAT, {"stream": True}, BARE, logprobs="off").framing == "live"
+    assert plan(CHAT, {"stream": True, "logprobs": True}, BARE, logprobs="off").framing == "replay"
 
 
 def test_a_body_without_messages_is_not_injected():
     """The engine rejects it."""
-    assert {} == plan_of(CHAT, {"model": "m"}, kind="sglang").sent["set"]
+    assert plan_of(CHAT, {"model": "m"}, kind="sglang").sent["set"] == {}
 
 
 def test_a_streams_ids_are_requested_in_an_event_of_their_own():
     """Not if the client itself reads ids from sglext: it does not know this event."""
-    assert {"x-sglext-ids-framed": "1"} == plan(CHAT, {"stream": True}).headers
-    assert {} == plan(CHAT, {}).headers
-    assert {} == plan(CHAT, {"stream": True, "return_output_ids_in_sglext": True}).headers
-    assert {} == plan(CHAT, {"stream": True}, headers={"x-sglext-return-input-ids": "1"}).headers
+    assert plan(CHAT, {"stream": True}).headers == {"x-sglext-ids-framed": "1"}
+    assert plan(CHAT, {}).headers == {}
+    assert plan(CHAT, {"stream": True, "return_output_ids_in_sglext": True}).headers == {}
+    assert plan(CHAT, {"stream": True}, headers={"x-sglext-return-input-ids": "1"}).headers == {}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_streams_ids_are_requested_in_an_event_of_their_own():
 def test_a_chat_stream_is_live_only_with_a_parser_and_a_known_version(body, traits, framing):
     """Other chat streams lose tokens and are replayed; in completions each token has its own event."""
     assert framing == plan(CHAT, body, traits).framing
-    assert "live" == plan(COMPLETIONS, {"stream": True}, traits).framing
+    assert plan(COMPLETIONS, {"stream": True}, traits).framing == "live"
 
 
 def test_the_event_of_the_ids_is_dropped_without_framing_too():
@@ -177,7 +177,7 @@ def test_the_event_of_the_ids_is_dropped_without_framing_too():
     plain = normal(load("recorded/chat_short_s_plain", "sglang").response)
     assert b"sglext" in cassette.response
     assert plain.removesuffix(b"data: [DONE]\n\n") in normal(shown + end)
-    assert 1 == (shown + end).count(b'"choices":[]')
+    assert (shown + end).count(b'"choices":[]') == 1
     assert b"sglext" not in shown + end
 
 
@@ -192,7 +192,7 @@ def test_events_that_only_carry_logprobs_are_dropped_unless_requested():
     assert plain.count(b"data: {") < cassette.response.count(b"data: {") - 20
     assert normal(plain).removesuffix(b"data: [DONE]\n\n") in normal(shown + end)
     assert cassette.response == again + last
-    assert () == step.problems
+    assert step.problems == ()
     assert step.usage["completion_tokens"] == len(step.choices[0].ids) == 37
 
 
@@ -211,10 +211,10 @@ def test_a_complete_response_is_exact(name):
 
     step = play(planned, cassette)[2]
 
-    assert () == step.problems
+    assert step.problems == ()
     assert len(step.choices[0].ids) == len(step.choices[0].logprobs) > 0
     assert step.prompts[0]
-    assert "after_temperature_logprobs" == step.sampling["logprobs_mode"]
+    assert step.sampling["logprobs_mode"] == "after_temperature_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_policy_version_spans_are_recorded(name):
     assert [(0, first["end"], "default"), (first["end"], 300, "step-2")] == [
         (span.start, span.end, span.policy_version) for span in step.choices[0].spans
     ]
-    assert ("default", "step-2") == (step.policy_version, step.policy_version_end)
+    assert (step.policy_version, step.policy_version_end) == ("default", "step-2")
     assert 0 < first["end"] == second["start"] < 300
 
 
@@ -259,7 +259,7 @@ def test_ids_that_differ_between_two_fields_are_flagged():
     planned, cassette = without_injected_fields("recorded/chat_greedy_n_inj")
     response = cassette.response.replace(b'"response_token_ids":[', b'"response_token_ids":[1')
 
-    assert ("ids_disagree",) == play(planned, cassette, [response])[2].problems
+    assert play(planned, cassette, [response])[2].problems == ("ids_disagree",)
 
 
 def test_a_call_aborted_before_its_first_token_has_no_logprobs():
@@ -268,8 +268,8 @@ def test_a_call_aborted_before_its_first_token_has_no_logprobs():
     choice = {"index": 0, "response_token_ids": [], "finish_reason": "abort", "meta_info": meta}
     tokens = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]})
 
-    assert ([], []) == (tokens.choices[0].ids, tokens.choices[0].logprobs)
-    assert {"retractions": 2} == tokens.notes
+    assert (tokens.choices[0].ids, tokens.choices[0].logprobs) == ([], [])
+    assert tokens.notes == {"retractions": 2}
 
 
 @pytest.mark.parametrize(("counted", "noted"), [(7, {"cached_tokens": 7}), (0, {}), (None, {}), (-1, {}), ("7", {})])
@@ -297,10 +297,10 @@ def test_other_fields_of_sglext_are_forwarded():
     engine, rules = ENGINES["sglang"], StripRules(keys=frozenset({"input_ids", "output_ids"}))
     chunk = {"id": "x", "choices": [], "sglext": {"output_ids": [[1]], "routed_experts": "AA=="}}
 
-    assert {"routed_experts": "AA=="} == engine.strip_chunk("chat", chunk, rules)["sglext"]
+    assert engine.strip_chunk("chat", chunk, rules)["sglext"] == {"routed_experts": "AA=="}
     assert engine.strip_chunk("chat", {"choices": [], "sglext": {"output_ids": [[1]]}}, rules) is None
     assert engine.strip_chunk("chat", {"choices": [], "usage": {}}, rules) is not None
-    assert {"id": "x"} == engine.strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules)  # without choices
+    assert engine.strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules) == {"id": "x"}  # without choices
 
 
 def test_requested_meta_info_has_no_injected_logprobs():
@@ -315,8 +315,8 @@ def test_requested_meta_info_has_no_injected_logprobs():
     }
     response = {"choices": [{"index": 0, "logprobs": {"content": []}, "meta_info": meta}]}
 
-    assert [{"index": 0, "logprobs": None, "meta_info": {"id": "x"}}] == engine.strip("chat", response, rules)[
-        "choices"
+    assert engine.strip("chat", response, rules)["choices"] == [
+        {"index": 0, "logprobs": None, "meta_info": {"id": "x"}}
     ]
     assert response == engine.strip("chat", response, StripRules(keys=frozenset({"sglext"})))
 
@@ -350,7 +350,7 @@ def test_ids_are_read_from_the_logprob_pairs_if_there_is_no_list_of_ids():
     choice = {"index": 0, "meta_info": {"output_token_logprobs": [[-1.0, 5, None], [-2.0, 6, None]]}}
     (sampled,) = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]}).choices
 
-    assert ([5, 6], [-1.0, -2.0]) == (sampled.ids, sampled.logprobs)
+    assert (sampled.ids, sampled.logprobs) == ([5, 6], [-1.0, -2.0])
 
 
 SIZED = Traits("sglang", "0.5.23", has_parser=True, vocabulary_size=4096)
@@ -450,7 +450,7 @@ def test_a_sampling_mask_is_requested_where_the_server_returns_one(body, request
 
     assert requested is plan.body.get("return_sampling_mask", False)
     assert "return_sampling_mask" not in plan_of(CHAT, TRUNCATED | body, kind="sglang").body
-    assert "stream" not in body or "replay" == plan.framing
+    assert "stream" not in body or plan.framing == "replay"
 
 
 def test_a_mask_is_recorded_with_the_logprobs_over_its_tokens():
@@ -458,9 +458,9 @@ def test_a_mask_is_recorded_with_the_logprobs_over_its_tokens():
     shown, step = masked_step(masked_response([[4, 5], [6, 7, 8]]))
     (choice,) = step.choices
 
-    assert ([[4, 5], [6, 7, 8]], ()) == (unpack_mask(choice.sampling_mask), step.problems)
-    assert [-0.5, -0.25] == choice.logprobs.tolist()
-    assert ("processed_logprobs", "mask") == (step.sampling["logprobs_mode"], step.logprobs_over(choice))
+    assert (unpack_mask(choice.sampling_mask), step.problems) == ([[4, 5], [6, 7, 8]], ())
+    assert choice.logprobs.tolist() == [-0.5, -0.25]
+    assert (step.sampling["logprobs_mode"], step.logprobs_over(choice)) == ("processed_logprobs", "mask")
     assert "meta_info" not in shown["choices"][0]
 
 
@@ -469,8 +469,8 @@ def test_a_client_that_requests_meta_info_receives_the_mask_only_if_it_requests_
     plain, _ = masked_step(response, fields)
     masked, _ = masked_step(response, fields | {"return_sampling_mask": True})
 
-    assert {"completion_tokens"} == plain["choices"][0]["meta_info"].keys()
-    assert [[4, 5], [6, 7, 8]] == masked["choices"][0]["meta_info"]["output_token_sampling_mask"]
+    assert plain["choices"][0]["meta_info"].keys() == {"completion_tokens"}
+    assert masked["choices"][0]["meta_info"]["output_token_sampling_mask"] == [[4, 5], [6, 7, 8]]
 
 
 @pytest.mark.parametrize(
@@ -491,8 +491,8 @@ def test_a_client_that_requests_meta_info_receives_the_mask_only_if_it_requests_
 def test_a_wrong_mask_is_flagged_and_loses_no_token(mask, problem):
     _, step = masked_step(masked_response(mask))
 
-    assert (problem,) == step.problems
-    assert [5, 6] == step.choices[0].ids.tolist()
+    assert step.problems == (problem,)
+    assert step.choices[0].ids.tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("logprobs", [[[-0.5], [-0.25]], [-1, -2], "ab", [None, -0.5]])
@@ -500,8 +500,8 @@ def test_logprobs_over_masks_that_are_no_numbers_are_not_recorded(logprobs):
     """With `sampling_logprobs_mode: support` they are lists."""
     _, step = masked_step(masked_response([[4, 5], [6, 7, 8]], logprobs))
 
-    assert [-3.0, -2.0] == step.choices[0].logprobs.tolist()
-    assert "after_temperature_logprobs" == step.sampling["logprobs_mode"]
+    assert step.choices[0].logprobs.tolist() == [-3.0, -2.0]
+    assert step.sampling["logprobs_mode"] == "after_temperature_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -556,14 +556,14 @@ def test_wrong_experts_are_flagged_and_lose_no_token(raw, problems):
     shown, step = expert_step(raw)
 
     assert problems == step.problems
-    assert [5, 6] == step.choices[0].ids.tolist()
+    assert step.choices[0].ids.tolist() == [5, 6]
     assert "meta_info" not in shown["choices"][0]
 
 
 def test_a_client_that_requests_meta_info_receives_it_without_experts():
     shown, _ = expert_step(b64encode(bytes(72)).decode(), {"return_meta_info": True})
 
-    assert {} == shown["choices"][0]["meta_info"]
+    assert shown["choices"][0]["meta_info"] == {}
 
 
 def test_a_client_that_requests_experts_receives_them_where_the_engine_has_them():
@@ -575,12 +575,12 @@ def test_a_client_that_requests_experts_receives_them_where_the_engine_has_them(
     shown, step = outcome_of(orjson.dumps({**response, "sglext": {"routed_experts": raw}}), body, REPLAYED)
 
     assert "return_meta_info" not in plan_of(CHAT, body, REPLAYED, kind="sglang").body
-    assert {"routed_experts": raw} == shown["sglext"]
+    assert shown["sglext"] == {"routed_experts": raw}
     assert ((), bytes(72)) == (step.problems, step.choices[0].routed_experts.raw)
 
 
 def test_a_stream_is_replayed_if_experts_are_configured():
-    assert "replay" == plan_of(CHAT, {"messages": [], "stream": True}, REPLAYED, kind="sglang").framing
+    assert plan_of(CHAT, {"messages": [], "stream": True}, REPLAYED, kind="sglang").framing == "replay"
 
 
 def comparable(response: bytes, *, is_stream: bool) -> list[bytes]:

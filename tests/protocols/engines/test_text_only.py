@@ -13,13 +13,13 @@ def test_a_response_is_forwarded_unchanged_and_flagged(name):
     plan = plan_of(cassette.path, cassette.body, kind="plain")
     shown, end, step = play(plan, cassette)
 
-    assert ({}, {}) == (plan.sent["set"], plan.headers)
+    assert (plan.sent["set"], plan.headers) == ({}, {})
     assert cassette.response == shown + end
     assert "no_token_ids" in step.problems
-    assert (0, ()) == (step.sampled, step.prompts)
+    assert (step.sampled, step.prompts) == (0, ())
     assert "logprobs_mode" in step.sampling
     assert step.response["choices"][0]["message"]["content"]
 
 
 def test_streams_are_live_by_default():
-    assert "live" == plan_of(CHAT, {"messages": [], "stream": True}, kind="plain").framing
+    assert plan_of(CHAT, {"messages": [], "stream": True}, kind="plain").framing == "live"

@@ -36,7 +36,7 @@ def test_the_count_request_has_the_fields_that_shape_the_prompt(kind, body, path
     dialect = "completions" if "prompt" in body else "chat"
     expected = None if path is None else FollowUpRequest(path, fields)
 
-    assert expected == token_count_request(ENGINES[kind], dialect, body)
+    assert token_count_request(ENGINES[kind], dialect, body) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_count_request_has_the_fields_that_shape_the_prompt(kind, body, path
 )
 def test_count_and_context_window_are_read(response, expected):
     """A value of another type is None."""
-    assert expected == read_count(response)
+    assert read_count(response) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_each_engine_has_its_own_path_and_response_field(kind, path, response):
     request = text_request(ENGINES[kind], (1, 2))
     special = {"skip_special_tokens": False} if kind == "sglang" else {}
 
-    assert (path, {"tokens": [1, 2], **special}) == (request.path, request.body)
-    assert "hi" == read_text(ENGINES[kind], response)
+    assert (request.path, request.body) == (path, {"tokens": [1, 2], **special})
+    assert read_text(ENGINES[kind], response) == "hi"
 
 
 def test_the_recorded_response_of_vllm_is_read():
@@ -82,4 +82,4 @@ def test_the_recorded_response_of_vllm_is_read():
 def test_a_response_without_text_is_none(response):
     """An engine without the endpoint returns None, too."""
     assert read_text(ENGINES["vllm"], response) is None
-    assert (None, None) == (text_request(ENGINES["plain"], [1]), read_text(ENGINES["plain"], {"prompt": "hi"}))
+    assert (text_request(ENGINES["plain"], [1]), read_text(ENGINES["plain"], {"prompt": "hi"})) == (None, None)

@@ -70,7 +70,7 @@ def test_only_fields_that_the_client_did_not_set_are_injected(path, body, fields
 
     assert fields == injection.fields
     rules = injection.strip_rules
-    assert ("return_token_ids" in fields, "logprobs" in fields) == (rules.token_ids, rules.logprobs)
+    assert (rules.token_ids, rules.logprobs) == ("return_token_ids" in fields, "logprobs" in fields)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_a_response_without_logprobs_is_exact_with_logprobs_off(name):
     plan = plan_of(cassette.path, fields, CallOptions(logprobs="off"))
     shown, end, step = play(plan, cassette)
 
-    assert {"return_token_ids": True} == plan.sent["set"]
-    assert ((), 0) == (step.problems, len(step.choices[0].logprobs))
+    assert plan.sent["set"] == {"return_token_ids": True}
+    assert (step.problems, len(step.choices[0].logprobs)) == ((), 0)
     assert step.sampled == step.usage["completion_tokens"] if step.usage else step.sampled > 0
     assert b'"token_ids":[' not in shown + end
 
@@ -99,20 +99,20 @@ def test_a_response_without_logprobs_is_exact_with_logprobs_off(name):
     ],
 )
 def test_a_request_that_cannot_be_exact_is_flagged_before_it_is_sent(path, body, problem):
-    assert (problem,) == inject(path, body).problems
+    assert inject(path, body).problems == (problem,)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_body_without_messages_or_prompt_is_not_injected(path):
     """vLLM's error message contains the number of fields."""
-    assert {} == Vllm().inject(DIALECTS[path].name, {"model": "m"}, CallOptions(traits=Traits("vllm"))).fields
+    assert Vllm().inject(DIALECTS[path].name, {"model": "m"}, CallOptions(traits=Traits("vllm"))).fields == {}
 
 
 def test_empty_deltas_are_dropped_only_if_the_client_set_neither_field():
     """With either field, vLLM sends them."""
     calls = [(CHAT, {}), (CHAT, {"logprobs": True}), (CHAT, {"return_token_ids": True}), (COMPLETIONS, {})]
 
-    assert [True, False, False, False] == [inject(*call).strip_rules.empty_deltas for call in calls]
+    assert [inject(*call).strip_rules.empty_deltas for call in calls] == [True, False, False, False]
 
 
 def test_include_reasoning_false_is_overridden_or_flagged():
@@ -120,7 +120,7 @@ def test_include_reasoning_false_is_overridden_or_flagged():
     overridden = inject(CHAT, {"include_reasoning": False})
     kept = inject(CHAT, {"include_reasoning": False}, keep_reasoning=False)
 
-    assert (True, ()) == (overridden.fields["include_reasoning"], overridden.problems)
+    assert (overridden.fields["include_reasoning"], overridden.problems) == (True, ())
     assert overridden.strip_rules.reasoning
     assert ("include_reasoning" in kept.fields, kept.problems) == (False, ("reasoning_withheld",))
 
@@ -167,7 +167,7 @@ def test_a_response_without_choices_is_stripped():
     """Its prompt ids become null; other fields and their order do not change."""
     shown = Vllm().strip("chat", {"id": "x", "prompt_token_ids": [1], "usage": None}, StripRules(token_ids=True))
 
-    assert [("id", "x"), ("prompt_token_ids", None), ("usage", None)] == list(shown.items())
+    assert list(shown.items()) == [("id", "x"), ("prompt_token_ids", None), ("usage", None)]
 
 
 def test_only_empty_deltas_without_a_finish_reason_are_dropped():

@@ -69,8 +69,8 @@ def test_prompt_ids_and_logprobs_are_injected_if_the_client_did_not_request_them
 
     assert fields == injection.fields
     rules = injection.strip_rules
-    assert ("return_token_ids" in fields, "sampling_params" in fields) == (rules.token_ids, rules.logprobs)
-    assert () == injection.problems
+    assert (rules.token_ids, rules.logprobs) == ("return_token_ids" in fields, "sampling_params" in fields)
+    assert injection.problems == ()
 
 
 @pytest.mark.parametrize(("logprobs", "added"), [("sampled", {"sampling_params": LP0}), ("off", {})])
@@ -78,7 +78,7 @@ def test_the_logprobs_setting_limits_the_injected_logprobs(logprobs, added):
     """The response always has the sampled ids; the prompt's ids are requested."""
     injection = inject({"seed": 1}, logprobs)
 
-    assert {"return_token_ids": True, **added} == injection.fields
+    assert injection.fields == {"return_token_ids": True, **added}
     assert bool(added) == injection.strip_rules.logprobs
 
 
@@ -87,12 +87,12 @@ def test_the_logprobs_setting_limits_the_injected_logprobs(logprobs, added):
 )
 def test_an_invalid_body_is_not_injected(body):
     """vLLM's error message contains the number of fields."""
-    assert {} == VLLM.inject("generate", body, options_of(body)).fields
+    assert VLLM.inject("generate", body, options_of(body)).fields == {}
 
 
 def test_forced_tokens_are_flagged():
     """vLLM returns the tokens of `trace_decode_token_ids` with real logprobs; the response looks sampled."""
-    assert ("forced_tokens",) == inject({"trace_decode_token_ids": [5]}).problems
+    assert inject({"trace_decode_token_ids": [5]}).problems == ("forced_tokens",)
 
 
 def test_stripping_restores_the_plain_response():
@@ -114,8 +114,8 @@ def test_stripping_deletes_from_chunks_the_keys_that_plain_chunks_do_not_have():
     first, second, last = chunks("scale_out/generate_stream")
     shown = VLLM.strip_chunk("generate", first, ALL)
 
-    assert ["request_id", "usage", "output_mode", "choices"] == list(shown)
-    assert [None] == [choice["logprobs"] for choice in shown["choices"]]
+    assert list(shown) == ["request_id", "usage", "output_mode", "choices"]
+    assert [choice["logprobs"] for choice in shown["choices"]] == [None]
     assert list(first["choices"][0]) == list(shown["choices"][0])
     assert "prompt_token_ids" in first
     assert first["choices"][0]["logprobs"] is not None
@@ -133,29 +133,29 @@ def test_stripping_nothing_returns_the_same_object():
 @pytest.mark.parametrize("key", ["prompt_token_ids", "mm_placeholders"])
 def test_multimodal_placeholders_are_stripped_with_the_prompt_ids(key):
     """The same request field enables both."""
-    assert {key: None} == VLLM.strip("generate", {key: [1]}, StripRules(token_ids=True))
-    assert {} == VLLM.strip_chunk("generate", {key: [1]}, StripRules(token_ids=True))
-    assert {key: [1]} == VLLM.strip("generate", {key: [1]}, StripRules(logprobs=True))
+    assert VLLM.strip("generate", {key: [1]}, StripRules(token_ids=True)) == {key: None}
+    assert VLLM.strip_chunk("generate", {key: [1]}, StripRules(token_ids=True)) == {}
+    assert VLLM.strip("generate", {key: [1]}, StripRules(logprobs=True)) == {key: [1]}
 
 
 def test_prompt_ids_ids_logprobs_and_version_spans_are_read():
     read = tokens(answer("scale_out/generate"))
     (choice,) = read.choices
 
-    assert [4088, 1686, 198, 50, 4089] == read.prompt_ids
-    assert [493, 2161, 263] == choice.ids
-    assert [-9.929905891418457, -6.300331115722656, -6.24341344833374] == choice.logprobs
-    assert ((0, 3, "default"),) == choice.spans
-    assert ("length", None) == (choice.finish_reason, choice.stop_reason)
-    assert (None, None) == (choice.routed_experts, choice.sampling_mask)
-    assert () == read.problems
+    assert read.prompt_ids == [4088, 1686, 198, 50, 4089]
+    assert choice.ids == [493, 2161, 263]
+    assert choice.logprobs == [-9.929905891418457, -6.300331115722656, -6.24341344833374]
+    assert choice.spans == ((0, 3, "default"),)
+    assert (choice.finish_reason, choice.stop_reason) == ("length", None)
+    assert (choice.routed_experts, choice.sampling_mask) == (None, None)
+    assert read.problems == ()
 
 
 def test_a_policy_version_that_changes_during_the_call_has_two_spans():
     """They are ranges of sampled tokens."""
     (choice,) = tokens(answer("abort/generate_midflight_version")).choices
 
-    assert ((0, 178, "default"), (178, 400, "v2")) == choice.spans
+    assert choice.spans == ((0, 178, "default"), (178, 400, "v2"))
 
 
 def test_text_mode_has_ids_and_logprobs():
@@ -163,27 +163,27 @@ def test_text_mode_has_ids_and_logprobs():
     read = tokens(answer("scale_out/generate_text"))
     (choice,) = read.choices
 
-    assert ([493, 2161, 263], 3, ()) == (choice.ids, len(choice.logprobs), read.problems)
+    assert (choice.ids, len(choice.logprobs), read.problems) == ([493, 2161, 263], 3, ())
 
 
 def test_logprob_entries_with_other_ids_are_flagged():
     response = answer("scale_out/generate")
     response["choices"][0]["token_ids"] = [493, 2161, 264]
 
-    assert ("ids_disagree",) == tokens(response).problems
+    assert tokens(response).problems == ("ids_disagree",)
 
 
 def test_fields_that_are_missing_are_none():
     """An interrupted stream has no version spans."""
     (choice,) = tokens({"choices": [{"index": 0}]}).choices
 
-    assert (None, None, None, None) == (choice.ids, choice.logprobs, choice.spans, choice.finish_reason)
+    assert (choice.ids, choice.logprobs, choice.spans, choice.finish_reason) == (None, None, None, None)
 
 
 def test_sampling_masks_and_routed_experts_are_returned_unchanged():
     (choice,) = tokens({"choices": [{"index": 0, "routed_experts": "AA==", "sampling_mask": [[1]]}]}).choices
 
-    assert ("AA==", [[1]]) == (choice.routed_experts, choice.sampling_mask)
+    assert (choice.routed_experts, choice.sampling_mask) == ("AA==", [[1]])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_logprobs_over_a_mask_are_constrained_by_what_changes_the_logits_of_its_
     """They can be scored again unless penalties, biases or a grammar were applied."""
     read = tokens({"choices": [{"index": 0, "token_ids": [1], "sampling_mask": [[1, 2]]}]}, sampling)
 
-    assert {"logprobs_mode": "processed_logprobs", "constrained": is_constrained} == read.sampling
+    assert read.sampling == {"logprobs_mode": "processed_logprobs", "constrained": is_constrained}
     without = tokens({"choices": [{"index": 0, "token_ids": [1]}]}, sampling)
     assert None is without.sampling
 

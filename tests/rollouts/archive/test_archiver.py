@@ -32,10 +32,10 @@ async def test_finished_rollouts_are_archived_once(store, tmp_path):
     first = await archiver(store, tmp_path).sweep()
     again = [await archiver(store, tmp_path).sweep() for _ in range(2)]
 
-    assert (2, 1) == (first.rollouts, first.files)
+    assert (first.rollouts, first.files) == (2, 1)
     assert [Archived(), Archived()] == again
     assert touched == await archived_versions(tmp_path)
-    assert ["date=1970-01-01"] == [path.parent.name for path in tmp_path.rglob("*.parquet")]
+    assert [path.parent.name for path in tmp_path.rglob("*.parquet")] == ["date=1970-01-01"]
     assert touched == {name: (await store.get(name)).touched_ms for name in touched}
 
 
@@ -58,7 +58,7 @@ async def test_rows_that_are_not_compressed_yet_are_a_metric(store, tmp_path, mo
 
     first, second, third, last = sizes[2**20]
     assert first == last == 0 < second < third
-    assert [0] * 4 == sizes[1]
+    assert sizes[1] == [0] * 4
 
 
 async def test_a_rollout_is_archived_again_when_it_was_changed(store, tmp_path):
@@ -68,7 +68,7 @@ async def test_a_rollout_is_archived_again_when_it_was_changed(store, tmp_path):
     await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
     second = await archiver(store, tmp_path).sweep()
 
-    assert 1 == second.rollouts
+    assert second.rollouts == 1
     versions = [Dataset(str(tmp_path)).versions(name) for name in Dataset(str(tmp_path)).names()]
     assert 9000 == versions[1]["a"] > versions[0]["a"]
 
@@ -81,8 +81,8 @@ async def test_rollouts_are_archived_after_their_age(store, tmp_path):
     clock.ms = 15_000
     due = await archiver(store, tmp_path, clock=clock, older_than_s=10).sweep()
 
-    assert (0, 5000) == (early.rollouts, early.oldest_ms)
-    assert (1, None) == (due.rollouts, due.oldest_ms)
+    assert (early.rollouts, early.oldest_ms) == (0, 5000)
+    assert (due.rollouts, due.oldest_ms) == (1, None)
 
 
 async def test_members_of_a_group_wait_until_it_is_done_or_dropped(store, tmp_path):
@@ -97,9 +97,9 @@ async def test_members_of_a_group_wait_until_it_is_done_or_dropped(store, tmp_pa
     await store.groups.update_if("g", {"status": b'"done"'}, expect={}, now_ms=5000)
     left = await archiver(store, tmp_path / "f", clock=clock, delete=True).sweep()
 
-    assert (0, 2, 0) == (waiting.rollouts, kept.rollouts, kept.deleted)
-    assert (0, 2) == (left.rollouts, left.deleted)
-    assert ([], None) == (await names_of(store), await store.groups.get("g"))
+    assert (waiting.rollouts, kept.rollouts, kept.deleted) == (0, 2, 0)
+    assert (left.rollouts, left.deleted) == (0, 2)
+    assert (await names_of(store), await store.groups.get("g")) == ([], None)
 
 
 async def test_a_rollout_that_changes_while_it_is_deleted_remains(store, tmp_path):
@@ -115,7 +115,7 @@ async def test_a_rollout_that_changes_while_it_is_deleted_remains(store, tmp_pat
     store.delete = changed_before
     result = await archiver(store, tmp_path, delete=True).sweep()
 
-    assert (1, ["a"]) == (result.deleted, await names_of(store))
+    assert (result.deleted, await names_of(store)) == (1, ["a"])
 
 
 async def test_a_rollout_that_changes_while_its_file_is_written_is_in_a_later_file(store, tmp_path):
@@ -132,16 +132,16 @@ async def test_a_rollout_that_changes_while_its_file_is_written_is_in_a_later_fi
     first = await archiver(store, tmp_path).sweep()
     second = await archiver(store, tmp_path).sweep()
 
-    assert (1, 1) == (first.rollouts, second.rollouts)
-    assert 9000 == (await archived_versions(tmp_path))["a"]
+    assert (first.rollouts, second.rollouts) == (1, 1)
+    assert (await archived_versions(tmp_path))["a"] == 9000
 
 
 async def test_files_have_a_bounded_number_of_rollouts(store, tmp_path):
     await finished(store, *"abcde")
     result = await archiver(store, tmp_path, rollouts_per_file=2).sweep()
 
-    assert (5, 3) == (result.rollouts, result.files)
-    assert 5 == len(await archived_versions(tmp_path))
+    assert (result.rollouts, result.files) == (5, 3)
+    assert len(await archived_versions(tmp_path)) == 5
 
 
 async def test_a_rollout_of_hundreds_of_steps_is_read_in_pages(store, tmp_path):
@@ -149,7 +149,7 @@ async def test_a_rollout_of_hundreds_of_steps_is_read_in_pages(store, tmp_path):
     await archiver(store, tmp_path).sweep()
     dataset = Dataset(str(tmp_path))
 
-    assert list(range(450)) == [row["index"] for row in dataset.read(dataset.names()[0], ["index"])]
+    assert [row["index"] for row in dataset.read(dataset.names()[0], ["index"])] == list(range(450))
 
 
 async def test_several_processes_archive_one_store(store, tmp_path):
@@ -160,7 +160,7 @@ async def test_several_processes_archive_one_store(store, tmp_path):
     last = await archiver(store, tmp_path, delete=True).sweep()
 
     assert touched == await archived_versions(tmp_path)
-    assert 40 == sum(result.deleted for result in [*results, last])
+    assert sum(result.deleted for result in [*results, last]) == 40
 
 
 WRITES = ("update_if", "delete", "publish", "versions", "read_all")
@@ -194,7 +194,7 @@ async def test_a_dataset_that_cannot_be_written_leaves_the_store_as_it_is(store,
     target.write_text("in the way")
     with pytest.raises(ArchiveError, match="Cannot write"):
         await archiver(store, target, delete=True).sweep()
-    assert ["a"] == await names_of(store)
+    assert await names_of(store) == ["a"]
     target.unlink()
     store.failing.add("update_if")
     with pytest.raises(StoreUnreachable):
@@ -279,10 +279,10 @@ async def test_the_oldest_rollouts_leave_a_full_store_until_less_is_used(store, 
     was_full = await one.is_full()
     relieved = await one.relieve()
 
-    assert (True, False, 4) == (was_full, await one.is_full(), relieved.deleted)
+    assert (was_full, await one.is_full(), relieved.deleted) == (True, False, 4)
     assert sorted([*members, "open", "r4", "r5", "r6", "r7"]) == await names_of(store)
-    assert ["r0", "r1", "r2", "r3"] == sorted(await archived_versions(tmp_path))
-    assert 0 == (await one.relieve()).deleted
+    assert sorted(await archived_versions(tmp_path)) == ["r0", "r1", "r2", "r3"]
+    assert (await one.relieve()).deleted == 0
 
 
 async def test_a_store_without_a_memory_limit_is_never_full(store, tmp_path, caplog, monkeypatch):
@@ -292,8 +292,8 @@ async def test_a_store_without_a_memory_limit_is_never_full(store, tmp_path, cap
     with_memory(store, 0)
     one = archiver(store, tmp_path, memory_share=0.1)
 
-    assert [False, False] == [await one.is_full() for _ in range(2)]
-    assert 1 == caplog.text.count("archive.memory_share has no effect")
+    assert [await one.is_full() for _ in range(2)] == [False, False]
+    assert caplog.text.count("archive.memory_share has no effect") == 1
     assert "maxmemory" in caplog.text
 
 
@@ -308,7 +308,7 @@ async def test_a_process_relieves_a_full_store_between_its_sweeps(store, tmp_pat
             await asyncio.sleep(0.01)
     await background.close()
 
-    assert 1 == len(await archived_versions(tmp_path))
+    assert len(await archived_versions(tmp_path)) == 1
 
 
 async def test_the_oldest_process_archives_and_the_next_one_when_it_has_gone(store, tmp_path):
@@ -329,7 +329,7 @@ async def test_the_oldest_process_archives_and_the_next_one_when_it_has_gone(sto
             await asyncio.sleep(0.01)
     await second.close()
 
-    assert (["a"], [True, False], touched) == (list(before), leads, after)
+    assert (list(before), leads, after) == (["a"], [True, False], touched)
 
 
 async def test_a_failure_is_counted_and_the_next_sweep_continues(store, tmp_path):

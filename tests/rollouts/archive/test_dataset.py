@@ -33,9 +33,9 @@ def test_a_file_is_created_once(tmp_path, scheme):
     dataset = Dataset(f"{scheme}{tmp_path}/new")
 
     assert None is dataset.versions("date=1/a.parquet")
-    assert [True, False] == [publish(dataset, "date=1/a.parquet", parquet(name)) for name in ("r1", "r2")]
-    assert {"r1": 7} == dataset.versions("date=1/a.parquet")
-    assert ["date=1/a.parquet"] == dataset.names()
+    assert [publish(dataset, "date=1/a.parquet", parquet(name)) for name in ("r1", "r2")] == [True, False]
+    assert dataset.versions("date=1/a.parquet") == {"r1": 7}
+    assert dataset.names() == ["date=1/a.parquet"]
 
 
 def test_an_interrupted_file_leaves_nothing(tmp_path):
@@ -44,14 +44,14 @@ def test_an_interrupted_file_leaves_nothing(tmp_path):
         file.write(b"PAR1")
         raise KeyboardInterrupt
 
-    assert ([], []) == (dataset.names(), [path for path in tmp_path.rglob("*") if path.is_file()])
+    assert (dataset.names(), [path for path in tmp_path.rglob("*") if path.is_file()]) == ([], [])
 
 
 def test_one_file_is_a_dataset(tmp_path):
     publish(Dataset(str(tmp_path)), "a.parquet", parquet("r1"))
     one = Dataset(f"{tmp_path}/a.parquet")
 
-    assert [{"r1": 7}] == [one.versions(name) for name in one.names()]
+    assert [one.versions(name) for name in one.names()] == [{"r1": 7}]
 
 
 @pytest.mark.parametrize("content", [b"no Parquet", b""])
@@ -70,7 +70,7 @@ def test_the_card_is_written_once(tmp_path):
     dataset.write_card()
 
     assert COLUMNS.keys() == set(re.findall(r"^\| `(\w+)` \|", written.decode(), re.MULTILINE))
-    assert "edited" == (tmp_path / "README.md").read_text()
+    assert (tmp_path / "README.md").read_text() == "edited"
 
 
 @pytest.mark.parametrize("missing", ["fsspec", "pyarrow"])

@@ -42,9 +42,9 @@ async def test_an_import_can_be_repeated_and_changes_no_other_rollout(stores, tm
     results = [await importer(other, tmp_path).run() for _ in range(2)]
     found, kept = await other.get("a"), await other.get("b")
 
-    assert [(1, 2, 1), (0, 0, 2)] == [(each.rollouts, each.steps, each.existing) for each in results]
-    assert (b"1", 9000, {"steps": 2, "sampled_tokens": 4}) == (found.fields["reward"], found.touched_ms, found.counts)
-    assert ({}, 5) == (kept.fields, kept.touched_ms)
+    assert [(each.rollouts, each.steps, each.existing) for each in results] == [(1, 2, 1), (0, 0, 2)]
+    assert (found.fields["reward"], found.touched_ms, found.counts) == (b"1", 9000, {"steps": 2, "sampled_tokens": 4})
+    assert (kept.fields, kept.touched_ms) == ({}, 5)
 
 
 @given(st.sampled_from(["open", "append", "mark", "update_if"]), st.integers(0, 5), st.booleans())
@@ -89,9 +89,9 @@ async def test_groups_return_to_the_queue_unless_they_had_left_it(stores, tmp_pa
     again = await importer(other, tmp_path).run()
     statuses = [(await find_group(other, name)).status_at(9000) for name in ("g1", "g2", "g3")]
 
-    assert (6, 3, 0) == (result.rollouts, result.groups, again.groups)
-    assert ["complete", "done", "dropped"] == statuses
-    assert ["g1"] == [queued.group for queued in (await other.queue.read(limit=9)).groups]
+    assert (result.rollouts, result.groups, again.groups) == (6, 3, 0)
+    assert statuses == ["complete", "done", "dropped"]
+    assert [queued.group for queued in (await other.queue.read(limit=9)).groups] == ["g1"]
     assert (await find_group(store, "g1")).members == (await find_group(other, "g1")).members
 
 
@@ -106,8 +106,8 @@ async def test_groups_return_to_the_queue_with_their_oldest_version_and_epoch(st
     notes = {queued.group: queued.note for queued in (await other.queue.read(limit=9)).groups}
     states = [(await find_group(other, name)).states["default"] for name in ("g0", "g1")]
 
-    assert {"g0": b'{"oldest":null}', "g1": b'{"oldest":"7","epoch":2}'} == notes
-    assert [(None, 0), ("7", 2)] == [(state.oldest, state.epoch) for state in states]
+    assert notes == {"g0": b'{"oldest":null}', "g1": b'{"oldest":"7","epoch":2}'}
+    assert [(state.oldest, state.epoch) for state in states] == [(None, 0), ("7", 2)]
 
 
 async def test_imported_rollouts_are_neither_archived_again_nor_deleted(store, tmp_path):
@@ -216,7 +216,7 @@ async def test_an_invalid_value_or_a_contradiction_imports_nothing(store, archiv
     ) as raised:
         await importer(store, archived).run()
 
-    assert [] == [name async for name in store.names()] + [name async for name in store.groups.names()]
+    assert [name async for name in store.names()] + [name async for name in store.groups.names()] == []
     assert str(archived) in str(raised.value)
 
 
@@ -225,7 +225,7 @@ async def test_an_unchanged_archive_is_imported(store, archived):
     rewrite(archived, lambda rows: None)
     result = await importer(store, archived).run()
 
-    assert (4, 4, 1) == (result.rollouts, result.steps, result.groups)
+    assert (result.rollouts, result.steps, result.groups) == (4, 4, 1)
 
 
 async def test_a_record_that_was_archived_as_damaged_returns_as_it_was(store, archived):
@@ -237,7 +237,7 @@ async def test_a_record_that_was_archived_as_damaged_returns_as_it_was(store, ar
     rewrite(archived, damaged)
     await importer(store, archived).run()
 
-    assert b"x" == (await store.read("a", 0, 9))[1]
+    assert (await store.read("a", 0, 9))[1] == b"x"
 
 
 async def test_columns_have_their_types_and_none_is_missing(store, tmp_path):
@@ -264,7 +264,7 @@ async def test_columns_have_their_types_and_none_is_missing(store, tmp_path):
         except ValueError as error:
             found[name] = str(error)
 
-    assert 1 == found["large"]
+    assert found["large"] == 1
     assert "column 'rollout_id' has the type list<" in found["text"]
     assert "has no column reward" in found["missing"]
     assert dataset.Dataset(str(tmp_path)).names()

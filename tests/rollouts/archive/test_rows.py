@@ -99,7 +99,7 @@ def test_a_request_of_the_maximum_depth_returns():
     records, blocks = stored([make_step("1", [1], [7], request={"messages": [{"content": [[deep(None)]]}]})])
     again, made = restored(archived(records, blocks))
 
-    assert 1 == len(records)
+    assert len(records) == 1
     assert [content(record, blocks) for record in records] == [content(record, made) for record in again]
 
 
@@ -108,21 +108,24 @@ def test_columns_have_the_facts_of_the_step_and_its_rollout():
     records, blocks = stored([step])
     (row,) = archived(records, blocks, {"late:s1": b"1", "undelivered:s1": b"1"})
 
-    assert ("r1", "completed", 0.5, 0) == tuple(
-        row[name] for name in ("rollout_id", "rollout_status", "reward", "index")
+    assert tuple(row[name] for name in ("rollout_id", "rollout_status", "reward", "index")) == (
+        "r1",
+        "completed",
+        0.5,
+        0,
     )
-    assert ("s1", True, False, "default") == tuple(row[name] for name in ("step_id", "late", "delivered", "policy"))
+    assert tuple(row[name] for name in ("step_id", "late", "delivered", "policy")) == ("s1", True, False, "default")
     assert array("i", [1, 2]).tobytes() == row["prompt_ids"]
     assert array("i", [7, 8]).tobytes() == row["completion_ids"]
-    assert [[9]] == [choice["ids"] for choice in row["more_choices"]]
-    assert "2027-01-15" == row["finished_at"].date().isoformat()
-    assert "s1" == name_of(row)
+    assert [choice["ids"] for choice in row["more_choices"]] == [[9]]
+    assert row["finished_at"].date().isoformat() == "2027-01-15"
+    assert name_of(row) == "s1"
 
 
 def test_a_rollout_without_steps_has_one_row():
     (row,) = archived([], {})
 
-    assert (None, "completed") == (row["index"], row["rollout_status"])
+    assert (row["index"], row["rollout_status"]) == (None, "completed")
 
 
 @given(
@@ -132,9 +135,9 @@ def test_fields_counts_and_marks_of_any_bytes_return(marks, counts):
     """The field with the claim of the archive does not."""
     saved = read_saved(saved_json(entity(**counts), marks).decode())
 
-    assert (marks, counts) == (saved.marks, saved.counts)
+    assert (saved.marks, saved.counts) == (marks, counts)
     assert FIELDS.keys() - {"archive"} == saved.fields.keys()
-    assert ("r1", 1_700_000_000_000, 1_700_000_000_001) == (saved.name, saved.created_ms, saved.touched_ms)
+    assert (saved.name, saved.created_ms, saved.touched_ms) == ("r1", 1_700_000_000_000, 1_700_000_000_001)
 
 
 def test_images_return_from_rows_that_are_equal_and_from_copied_records():

@@ -24,8 +24,8 @@ def test_row_groups_have_a_bounded_size():
     ids = array("i", range(1000)).tobytes()
     file = written(({"rollout_id": "r", "index": at, "prompt_ids": ids} for at in range(20)), 10_000)
 
-    assert 7 == pq.ParquetFile(file).num_row_groups
-    assert [ids] * 20 == [row["prompt_ids"] for row in read_rows(file)]
+    assert pq.ParquetFile(file).num_row_groups == 7
+    assert [row["prompt_ids"] for row in read_rows(file)] == [ids] * 20
 
 
 def test_lists_may_be_empty_or_null():
@@ -51,4 +51,4 @@ def test_other_schemas_are_refused(version, message):
 
 
 def test_numbers_are_little_endian_on_every_machine():
-    assert b"\x04\x03\x02\x01" == _swapped(b"\x01\x02\x03\x04", "big")
+    assert _swapped(b"\x01\x02\x03\x04", "big") == b"\x04\x03\x02\x01"

@@ -83,16 +83,16 @@ async def test_the_ndjson_of_the_steps_route_returns_the_same_steps(recorded, st
     ((plain, steps),) = await imported(other_store, path)
     original = await read_steps(store, read_rollout(await store.get("r")), whole=True)
 
-    assert 5 == len(steps)
+    assert len(steps) == 5
     assert original == steps
-    assert ("completed", 5000, {}) == (plain.status, plain.finished_ms, plain.metadata)
-    assert {"steps": 5, "exact": 4, "error": 1} == {name: plain.counts[name] for name in ("steps", "exact", "error")}
+    assert (plain.status, plain.finished_ms, plain.metadata) == ("completed", 5000, {})
+    assert {name: plain.counts[name] for name in ("steps", "exact", "error")} == {"steps": 5, "exact": 4, "error": 1}
 
     await other_store.delete("r")
     path.write_bytes(b'{"rollout": ' + rollout + b"}\n\n" + lines)
     ((titled, again),) = await imported(other_store, path)
     assert original == again
-    assert ({"task": 7}, {"temperature": 0.5}) == (titled.metadata, titled.sampling.default)
+    assert (titled.metadata, titled.sampling.default) == ({"task": 7}, {"temperature": 0.5})
 
 
 async def test_the_document_of_show_json_is_a_file_too(recorded, store, other_store, tmp_path, capsys, server):
@@ -106,7 +106,7 @@ async def test_the_document_of_show_json_is_a_file_too(recorded, store, other_st
     ((rollout, steps),) = await imported(other_store, path)
 
     assert await read_steps(store, read_rollout(await store.get("r")), whole=True) == steps
-    assert ("failed", 0.5) == (rollout.status, rollout.reward)
+    assert (rollout.status, rollout.reward) == ("failed", 0.5)
 
 
 def a_step(**changes) -> dict:
@@ -141,9 +141,9 @@ async def test_marks_and_values_that_json_lacks_are_kept(store, tmp_path):
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
     ((_, (first, second)),) = await imported(store, path)
 
-    assert (True, True, False, False) == (first.late, first.delivered, second.late, second.delivered)
+    assert (first.late, first.delivered, second.late, second.delivered) == (True, True, False, False)
     assert str([nan, -0.5]) == str(first.choices[0].logprobs.tolist())
-    assert [[1], [2]] == [prompt[:].tolist() for prompt in second.prompts]
+    assert [prompt[:].tolist() for prompt in second.prompts] == [[1], [2]]
 
 
 async def test_what_the_fixture_writes_once_is_read_as_it_was(recorded, other_store, store, tmp_path):

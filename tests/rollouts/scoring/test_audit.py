@@ -68,8 +68,8 @@ async def test_each_row_has_a_verdict_in_the_order_of_the_rows(scorer):
 
     verdicts = ["aligned", "shifted", "too long", "nothing to compare", "not scored", "not scored"]
     assert verdicts == [result.verdict for result in results]
-    assert ["honest", "moved", "long", "empty", "none"] == [result.rollout_id for result in results[:5]]
-    assert 1 == results[1].offset
+    assert [result.rollout_id for result in results[:5]] == ["honest", "moved", "long", "empty", "none"]
+    assert results[1].offset == 1
     assert "no token is trained" in results[3].note
 
 
@@ -101,8 +101,8 @@ async def test_at_most_at_once_rows_are_scored_concurrently(engine, scorer):
     engine.respond = respond
     results = await audited(rows(), scorer, at_once=3)
 
-    assert 3 == maximum
-    assert ["aligned"] * 9 == [result.verdict for result in results]
+    assert maximum == 3
+    assert [result.verdict for result in results] == ["aligned"] * 9
 
 
 async def test_an_interrupted_audit_resumes_from_its_log(engine, scorer, tmp_path):
@@ -117,16 +117,16 @@ async def test_an_interrupted_audit_resumes_from_its_log(engine, scorer, tmp_pat
     journal = AuditLog(path)
     second = await audited(iterate(*rows), scorer, journal, at_once=1)
     journal.close()
-    assert 2 + 2 == scored(engine)
+    assert scored(engine) == 2 + 2
     assert first == second[:2]
 
     journal = AuditLog(path)
     assert second == await audited(iterate(*rows), scorer, journal)
-    assert 4 == scored(engine)
+    assert scored(engine) == 4
     rows[0]["logprobs"][20] -= 1
-    assert "wrong tokens" == (await audited(iterate(rows[0]), scorer, journal))[0].verdict
+    assert (await audited(iterate(rows[0]), scorer, journal))[0].verdict == "wrong tokens"
     await audited(iterate(rows[1]), scorer, journal, tolerance=0.5)
-    assert 6 == scored(engine)
+    assert scored(engine) == 6
     journal.close()
 
 
@@ -146,8 +146,8 @@ async def test_a_sequence_that_could_not_be_scored_is_scored_again_in_the_next_r
     second = await audited(iterate(*rows), scorer, journal)
     journal.close()
 
-    assert ["not scored", "aligned"] == [result.verdict for result in results]
-    assert ["aligned", "aligned"] == [result.verdict for result in second]
+    assert [result.verdict for result in results] == ["not scored", "aligned"]
+    assert [result.verdict for result in second] == ["aligned", "aligned"]
 
 
 async def test_an_unreachable_engine_ends_the_audit_with_an_error(engine, scorer):
@@ -166,7 +166,7 @@ async def test_logprobs_after_temperature_are_not_compared(scorer):
     row["spans"][0]["temperature"] = 0.5
     (result,) = await audited(iterate(row), scorer, logprobs_mode="after_temperature_logprobs")
 
-    assert ("nothing to compare", 30, 0) == (result.verdict, result.skipped, result.count)
+    assert (result.verdict, result.skipped, result.count) == ("nothing to compare", 30, 0)
     assert "after temperature 0.5" in result.note
 
 
@@ -183,13 +183,13 @@ async def test_constrained_tokens_are_skipped_and_counted(engine, scorer):
     bound["spans"][0]["constrained"] = True
     results = await audited(iterate(odd, wrong, bound), scorer)
 
-    assert ["aligned", "other weights", "nothing to compare"] == [result.verdict for result in results]
-    assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.skipped) for result in results]
+    assert [result.verdict for result in results] == ["aligned", "other weights", "nothing to compare"]
+    assert [(result.count, result.skipped) for result in results] == [(20, 10), (20, 10), (0, 30)]
     assert all("with a constraint" in result.note for result in results)
     assert not any(200 in body.get("prompt", ()) for body in engine.requests)
     moved = bound | {"mask": [0, *bound["mask"][:-1]]}
-    assert [("shifted", 1)] == [(result.verdict, result.offset) for result in await audited(iterate(moved), scorer)]
-    assert ["wrong tokens"] == [result.verdict for result in await audited(iterate(odd | {"spans": []}), scorer)]
+    assert [(result.verdict, result.offset) for result in await audited(iterate(moved), scorer)] == [("shifted", 1)]
+    assert [result.verdict for result in await audited(iterate(odd | {"spans": []}), scorer)] == ["wrong tokens"]
 
 
 def spans(*parts, **fields):
@@ -211,7 +211,7 @@ async def test_tokens_sampled_over_a_cache_of_two_versions_are_not_compared(scor
     row["spans"] = spans((10, 20, "1", {}), (20, 30, "2", {"mixed": True}), (30, 40, "2", {}))
     (result,) = await audited(iterate(row), scorer)
 
-    assert ("aligned", 20, 10) == (result.verdict, result.count, result.skipped)
+    assert (result.verdict, result.count, result.skipped) == ("aligned", 20, 10)
     assert "sampled while the weights changed" in result.note
 
 
@@ -233,7 +233,7 @@ async def test_of_a_resumed_call_only_tokens_of_the_version_of_the_engine_are_co
     row["spans"] = spans((10, 20, "1", marks), (20, 40, "2", marks))
     (result,) = await audited(iterate(row), scorer, policy_version=version)
 
-    assert (verdict, skipped) == (result.verdict, result.skipped)
+    assert (result.verdict, result.skipped) == (verdict, skipped)
     assert not skipped or f"the engine has version {version}" in result.note
 
 
@@ -260,8 +260,8 @@ async def test_the_version_that_the_engine_reports_decides_which_tokens_of_a_res
         reported = "3"
         (other,) = await audited(iterate(row), scorer)
 
-    assert ["other weights", "aligned", "nothing to compare"] == [unknown.verdict, known.verdict, other.verdict]
-    assert [0, 10, 30] == [unknown.skipped, known.skipped, other.skipped]
+    assert [unknown.verdict, known.verdict, other.verdict] == ["other weights", "aligned", "nothing to compare"]
+    assert [unknown.skipped, known.skipped, other.skipped] == [0, 10, 30]
     assert other.note.endswith("sampled by version 1, 2 before a call was resumed, and the engine has version 3")
 
 
@@ -270,9 +270,9 @@ def test_a_choice_has_a_span_for_each_version_with_what_the_audit_does_not_compa
     steps = [make_step("S", (1, 2), make_choice(0, (3, 4, 5, 6), spans=parts), extra=e) for e in ({}, {"resumed": 1})]
     continued, resumed = (of_choice(step, step.choices[0]) for step in steps)
 
-    assert [(2, 4, "1"), (4, 6, "2")] == [(it.start, it.end, it.policy_version) for it in continued.stretches]
-    assert [2, 4] == [it.comparable("raw_logprobs").count for it in (continued, resumed)]
-    assert [2, 2] == [it.comparable("raw_logprobs", "2").count for it in (continued, resumed)]
+    assert [(it.start, it.end, it.policy_version) for it in continued.stretches] == [(2, 4, "1"), (4, 6, "2")]
+    assert [it.comparable("raw_logprobs").count for it in (continued, resumed)] == [2, 4]
+    assert [it.comparable("raw_logprobs", "2").count for it in (continued, resumed)] == [2, 2]
 
 
 async def test_rows_with_images_are_not_scored(scorer, engine):
@@ -280,7 +280,7 @@ async def test_rows_with_images_are_not_scored(scorer, engine):
     row = honest_row("images") | {"images": [{"image": "0f" * 16, "start": 1, "length": 2}]}
     (result,) = await audited(iterate(row), scorer)
 
-    assert ("nothing to compare", 0) == (result.verdict, scored(engine))
+    assert (result.verdict, scored(engine)) == ("nothing to compare", 0)
     assert "images" in result.note
 
 
@@ -293,7 +293,7 @@ async def test_logprobs_over_sampling_masks_are_compared_with_scores_over_the_sa
     short = masked_row(temperature) | {"sampling_mask": [[1]]}
     results = await audited(iterate(right, wrong, unknown, short), scorer, logprobs_mode="processed_logprobs")
 
-    assert ["aligned", "other weights", "nothing to compare", "not scored"] == [result.verdict for result in results]
+    assert [result.verdict for result in results] == ["aligned", "other weights", "nothing to compare", "not scored"]
     assert "truncated sampling kept" in results[2].note
     assert "sampling_mask has no entry" in results[3].note
 
@@ -323,11 +323,11 @@ def test_the_summary_counts_verdicts_and_weights_means_by_tokens():
     first, second, unscored = result_of(honest_row()), replaced(), Result("r3", 0, NOT_SCORED, note="why")
     payload = orjson.loads(orjson.dumps(summary([first, second, unscored])))
 
-    assert {"aligned": 1, "wrong tokens": 1, "not scored": 1} == payload["verdicts"]
-    assert 60 == payload["tokens"]
+    assert payload["verdicts"] == {"aligned": 1, "wrong tokens": 1, "not scored": 1}
+    assert payload["tokens"] == 60
     assert (first.mean + second.mean) / 2 == payload["mean"]
     assert second.max == payload["max"]
-    assert ["r1", "[r2]", "r3"] == [sequence["rollout_id"] for sequence in payload["sequences"]]
+    assert [sequence["rollout_id"] for sequence in payload["sequences"]] == ["r1", "[r2]", "r3"]
 
 
 def test_an_audit_passes_if_all_compared_sequences_are_aligned():
@@ -336,7 +336,7 @@ def test_an_audit_passes_if_all_compared_sequences_are_aligned():
 
     assert is_well([result_of(honest_row()), nothing])
     assert not is_well([nothing])
-    assert 5 == summary([nothing])["skipped"]
+    assert summary([nothing])["skipped"] == 5
     assert is_well([result_of(honest_row())])
     assert not is_well([result_of(honest_row()), Result("r3", 0, NOT_SCORED)])
     assert not is_well([])
@@ -380,15 +380,15 @@ async def test_the_configured_share_of_steps_is_audited(store, http, rate, audit
         proxying(engine, store, audit={"sample_rate": rate}) as served,
     ):
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
-            assert 200 == response.status
+            assert response.status == 200
             sampled = (await response.json())["usage"]["completion_tokens"]
         if not audited:
-            assert 0 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
+            assert await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}') == 0
             return
         async with asyncio.timeout(50):
             while sampled != await metric(http, served.url, 'tokentape_audit_logprob_difference_count{engine="fake"}'):
                 await asyncio.sleep(0.01)
-        assert 1 == await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}')
+        assert await metric(http, served.url, 'tokentape_audits_total{engine="fake",verdict="aligned"}') == 1
         low = await metric(http, served.url, 'tokentape_audit_logprob_difference_bucket{engine="fake",le="0.001"}')
         assert sampled == low
 
@@ -409,7 +409,7 @@ async def test_audits_delay_neither_calls_nor_the_shutdown(engine, store, http):
         async with asyncio.timeout(50), proxying(engine.url, store, audit={"sample_rate": 1}) as served:
             for _ in range(5):
                 async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
-                    assert 200 == response.status
+                    assert response.status == 200
 
 
 async def test_a_failed_audit_is_counted_and_the_next_step_is_audited(engine, store, http):
@@ -427,7 +427,7 @@ async def test_a_failed_audit_is_counted_and_the_next_step_is_audited(engine, st
         async with proxying(engine.url, store, audit={"sample_rate": 1}) as served:
             for count in (1, 2):
                 async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
-                    assert 200 == response.status
+                    assert response.status == 200
                 async with asyncio.timeout(50):
                     name = 'tokentape_audits_total{engine="fake",verdict="not scored"}'
                     while count != await metric(http, served.url, name):

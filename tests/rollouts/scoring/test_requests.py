@@ -32,12 +32,12 @@ async def test_vllm_is_detected_and_scores(engine, send):
     engine.respond = scoring_as_vllm
     scorer = await find_scorer(send, None, None)
 
-    assert ("vllm", "tiny", WINDOW) == (scorer.kind, scorer.model, scorer.window)
+    assert (scorer.kind, scorer.model, scorer.window) == ("vllm", "tiny", WINDOW)
     assert score(IDS) == await scorer.score(IDS)
     body = engine.requests[-1]
-    assert (IDS, 0, 1) == (body["prompt"], body["prompt_logprobs"], body["max_tokens"])
+    assert (body["prompt"], body["prompt_logprobs"], body["max_tokens"]) == (IDS, 0, 1)
     # A vLLM with --return-sampling-mask refuses a temperature of 0, and calls without a top_k.
-    assert (1, 1) == (body["temperature"], body["top_k"])
+    assert (body["temperature"], body["top_k"]) == (1, 1)
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
@@ -47,7 +47,7 @@ async def test_sglang_is_detected_and_scores(engine, send, path):
     engine.fixed_responses = {path: {"version": "0.5.23"}}
     scorer = await find_scorer(send, None, None)
 
-    assert ("sglang", None) == (scorer.kind, scorer.window)
+    assert (scorer.kind, scorer.window) == ("sglang", None)
     assert score(IDS) == await scorer.score(IDS)
 
 
@@ -60,8 +60,8 @@ async def test_a_recorded_response_of_vllm_is_parsed():
         return 200, text
 
     scores = await Scorer(send, "vllm").score(choice["prompt_token_ids"])
-    assert [None, -11.624502182006836, -9.571423530578613] == scores[:3]
-    assert 7 == len(scores)
+    assert scores[:3] == [None, -11.624502182006836, -9.571423530578613]
+    assert len(scores) == 7
 
 
 async def test_a_sequence_longer_than_the_context_window_is_too_long(engine, send):
@@ -116,7 +116,7 @@ async def test_sglang_reports_the_last_id_of_the_vocabulary_as_0(ids, is_scored)
 
     scorer = Scorer(send, "sglang")
     if is_scored:
-        assert [None, -1, -2] == await scorer.score(ids)
+        assert await scorer.score(ids) == [None, -1, -2]
     else:
         with pytest.raises(NotScored, match="other token ids"):
             await scorer.score(ids)
@@ -148,7 +148,7 @@ async def test_the_api_key_is_sent_as_a_bearer_token(engine):
     async with new_session("secret") as session:
         await find_scorer(sender(session, engine.url), "vllm", None)
 
-    assert "Bearer secret" == engine.headers[-1]["authorization"]
+    assert engine.headers[-1]["authorization"] == "Bearer secret"
 
 
 def answering(body: bytes, seen: list | None = None):
@@ -172,9 +172,9 @@ async def test_the_most_likely_tokens_are_sorted_and_complete(kind):
     scorer = Scorer(answering(vllm if kind == "vllm" else sglang, seen), kind)
     found = await scorer.score_at([5, 6], [1], 2)
 
-    assert ([-9.0], [2, 1], [-1.0, -2.0]) == (found.logprobs, found.top_ids, found.top_logprobs)
+    assert (found.logprobs, found.top_ids, found.top_logprobs) == ([-9.0], [2, 1], [-1.0, -2.0])
     assert (None if kind == "vllm" else "v3") == found.weight_version
-    assert 2 == seen[0]["prompt_logprobs" if kind == "vllm" else "top_logprobs_num"]
+    assert seen[0]["prompt_logprobs" if kind == "vllm" else "top_logprobs_num"] == 2
     with pytest.raises(NotScored, match="likely tokens at a position, 4 were requested"):
         await scorer.score_at([5, 6], [1], 4)
 
@@ -183,7 +183,7 @@ async def test_other_positions_are_not_parsed():
     """A response has an object for each token of a long prompt, and one row trains few of them."""
     body = b'{"choices": [{"prompt_logprobs": [null, {"x": 1}, {"7": {"logprob": -1.5}}]}]}'
 
-    assert [-1.5] == (await Scorer(answering(body), "vllm").score_at([5, 6, 7], [2])).logprobs
+    assert (await Scorer(answering(body), "vllm").score_at([5, 6, 7], [2])).logprobs == [-1.5]
     with pytest.raises(NotScored, match="no scores"):
         await Scorer(answering(body), "vllm").score_at([5, 6, 7], [1, 2])
 
@@ -220,7 +220,7 @@ async def test_a_mask_with_tokens_that_the_engine_does_not_return_is_uncertain(e
     scorer = await find_scorer(send, None, None)
     found = await scorer.score_at(IDS, [20], masks={20: Kept([*likely(IDS, 600)[20]][-3:])})
 
-    assert 1 == found.uncertain
+    assert found.uncertain == 1
     assert found.logprobs[0] <= 0
 
 
@@ -229,7 +229,7 @@ async def test_sglang_gets_a_bias_of_the_least_and_the_greatest_id_and_rejects_a
     engine.respond = scoring_as_sglang
     ids = [7, 3, 250, 9]
     await Scorer(send, "sglang").score(ids)
-    assert {"3": 0, "250": 0} == engine.requests[-1]["sampling_params"]["logit_bias"]
+    assert engine.requests[-1]["sampling_params"]["logit_bias"] == {"3": 0, "250": 0}
 
     async def respond(request, body):
         message = "logit_bias must has keys in [0, 199], got 250."
@@ -247,4 +247,4 @@ async def test_no_more_likely_tokens_are_requested_for_a_mask_than_the_engine_ha
     with suppress(NotScored):
         await Scorer(send, "sglang").score_at([7, 3, 50, 9], [2], masks=masks)
 
-    assert 51 == engine.requests[-1]["top_logprobs_num"]
+    assert engine.requests[-1]["top_logprobs_num"] == 51

@@ -149,8 +149,8 @@ async def test_scores_are_cached_by_ids_model_and_version(store, upstream):
     await scored_by(store, engines, STEPS[:1])
 
     assert first == again
-    assert ("t1", "t2") == (first[0].policy_version, other[0].policy_version)
-    assert 3 == len(engines.scored)
+    assert (first[0].policy_version, other[0].policy_version) == ("t1", "t2")
+    assert len(engines.scored) == 3
 
 
 async def test_scores_of_a_policy_are_cached_by_its_epoch(store, upstream):
@@ -160,7 +160,7 @@ async def test_scores_of_a_policy_are_cached_by_its_epoch(store, upstream):
         await store.announcements.announce(POLICY_ANNOUNCEMENT, value)
         await scored_by(store, engines)
 
-    assert 2 == len(engines.scored)
+    assert len(engines.scored) == 2
 
 
 async def test_scores_of_a_scorer_without_a_version_are_not_cached(store, upstream):
@@ -170,7 +170,7 @@ async def test_scores_of_a_scorer_without_a_version_are_not_cached(store, upstre
     for _ in range(2):
         await scored_by(store, engines)
 
-    assert 2 == len(engines.scored)
+    assert len(engines.scored) == 2
 
 
 async def test_a_policy_is_scored_again_if_its_weights_change_meanwhile(store, upstream):
@@ -186,9 +186,9 @@ async def test_a_policy_is_scored_again_if_its_weights_change_meanwhile(store, u
     (found,) = await scored_by(store, engines)
     await scored_by(store, engines)
 
-    assert (None, "8") == (unknown.policy_version, found.policy_version)
-    assert 4 == len(engines.scored)
-    assert {"policy"} == {model for model, _, _ in engines.scored}
+    assert (unknown.policy_version, found.policy_version) == (None, "8")
+    assert len(engines.scored) == 4
+    assert {model for model, _, _ in engines.scored} == {"policy"}
 
 
 async def test_scores_in_a_pause_are_not_cached(store, upstream):
@@ -202,7 +202,7 @@ async def test_scores_in_a_pause_are_not_cached(store, upstream):
     for _ in range(2):
         (resumed,) = await scored_by(store, engines)
 
-    assert ("8", "8", 3) == (paused.policy_version, resumed.policy_version, len(engines.scored))
+    assert (paused.policy_version, resumed.policy_version, len(engines.scored)) == ("8", "8", 3)
 
 
 async def test_weights_that_change_all_the_time_are_an_error(store, upstream):
@@ -221,7 +221,7 @@ async def test_values_that_are_no_logprobs_are_refused(store, upstream, value):
     with pytest.raises(Conflict, match="no finite logprob") as refused:
         await scored_by(store, engines)
 
-    assert "not_scored" == refused.value.reason
+    assert refused.value.reason == "not_scored"
 
 
 async def test_a_failure_ends_the_scoring_of_the_other_rows(store, upstream):
@@ -237,13 +237,13 @@ async def test_a_failure_ends_the_scoring_of_the_other_rows(store, upstream):
     with pytest.raises(EngineBusy, match="full"):
         await scored_by(store, engines, steps)
 
-    assert 3 >= len(engines.scored)
+    assert len(engines.scored) <= 3
 
 
 def test_the_representations_have_no_secrets(upstream):
     rescorers = rescorers_of(None, FakeEngines(upstream))
 
-    assert "<Rescorers teacher>" == repr(rescorers)
+    assert repr(rescorers) == "<Rescorers teacher>"
 
 
 async def test_a_row_with_images_is_refused(store, upstream):
@@ -253,7 +253,7 @@ async def test_a_row_with_images_is_refused(store, upstream):
 
     with pytest.raises(Conflict, match="rollout 'r1' cannot be scored: it has images"):
         await scored_by(store, engines, [make_step("a", [1, 2], [3], **images)])
-    assert [] == engines.scored
+    assert engines.scored == []
 
 
 IDS = list(range(500, 900))

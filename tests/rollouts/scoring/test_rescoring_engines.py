@@ -62,7 +62,7 @@ async def test_a_failed_request_is_retried_at_the_next_engine(two, fault):
     endpoint, _ = await engines.score(model, IDS, POSITIONS, 0)
 
     assert endpoint is engines.upstream.endpoints[1 - first]
-    assert 0 == engines.upstream.endpoints[first].health.faults
+    assert engines.upstream.endpoints[first].health.faults == 0
 
 
 async def test_an_error_names_the_last_engine(two):
@@ -120,8 +120,8 @@ async def test_requests_wait_in_the_queue_of_their_endpoint(two):
     first, second, engines = two
     await asyncio.gather(*(engines.score("big", IDS, POSITIONS, 0) for _ in range(12)))
 
-    assert 2 >= max(first.respond.most_at_once, second.respond.most_at_once)
-    assert 12 == len(first.respond.scored) + len(second.respond.scored)
+    assert max(first.respond.most_at_once, second.respond.most_at_once) <= 2
+    assert len(first.respond.scored) + len(second.respond.scored) == 12
     assert "ScoringEngines" in repr(engines)
 
 

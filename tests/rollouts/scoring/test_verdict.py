@@ -88,7 +88,7 @@ def test_honest_rows_are_aligned(seed, noise):
     row = honest(seed)
     assessment = audited(row, scoring=lambda ids: [v and v - noise for v in scores(ids)])
 
-    assert ("aligned", 88, None) == (assessment.verdict, assessment.count, assessment.first)
+    assert (assessment.verdict, assessment.count, assessment.first) == ("aligned", 88, None)
     assert assessment.max <= 0.01
 
 
@@ -99,7 +99,7 @@ def test_ids_shifted_against_mask_and_logprobs_are_found(seed, by):
     row["token_ids"] = rolled(row["token_ids"], by)
     assessment = audited(row)
 
-    assert ("shifted", -by) == (assessment.verdict, assessment.offset)
+    assert (assessment.verdict, assessment.offset) == ("shifted", -by)
     assert "ids are" in assessment.note
 
 
@@ -110,7 +110,7 @@ def test_mask_and_logprobs_shifted_against_ids_are_found(seed, by):
     row |= {"mask": rolled(row["mask"], by), "logprobs": rolled(row["logprobs"], by)}
     assessment = audited(row)
 
-    assert ("shifted", by) == (assessment.verdict, assessment.offset)
+    assert (assessment.verdict, assessment.offset) == ("shifted", by)
     assert "mask and logprobs are" in assessment.note
 
 
@@ -124,7 +124,7 @@ def test_a_shifted_mask_is_found(seed, by, lost):
         mask[slice(by) if by > 0 else slice(by, None)] = [0] * abs(by)
     assessment = audited(row | {"mask": mask})
 
-    assert ("shifted", by) == (assessment.verdict, assessment.offset)
+    assert (assessment.verdict, assessment.offset) == ("shifted", by)
     assert "the mask is" in assessment.note
 
 
@@ -139,7 +139,7 @@ def test_a_replaced_token_is_located(seed, index):
         assert index >= 100
         return
 
-    assert "wrong tokens" == assessment.verdict
+    assert assessment.verdict == "wrong tokens"
     assert index <= assessment.first
     trained = [later for later in range(index, assessment.first) if row["mask"][later]]
     assert all(abs(scores(row["token_ids"])[later] - row["logprobs"][later]) <= TOLERANCE for later in trained)
@@ -151,7 +151,7 @@ def test_a_wrong_id_that_was_not_sampled_is_located_as_a_range():
     row["token_ids"][64] += 1
     assessment = audited(row)
 
-    assert "wrong tokens" == assessment.verdict
+    assert assessment.verdict == "wrong tokens"
     assert 70 <= assessment.first <= 73
     assert f"one of 60 to {assessment.first}" in assessment.note
 
@@ -162,7 +162,7 @@ def test_a_wrong_last_token_is_found():
     row["logprobs"][109] = -9.0
     assessment = audited(row)
 
-    assert ("wrong tokens", 109) == (assessment.verdict, assessment.first)
+    assert (assessment.verdict, assessment.first) == ("wrong tokens", 109)
 
 
 @fixed
@@ -171,7 +171,7 @@ def test_other_weights_are_found(seed):
     """The values do not correlate."""
     assessment = audited(honest(seed, weights=7))
 
-    assert "other weights" == assessment.verdict
+    assert assessment.verdict == "other weights"
     assert "hardly correlate" in assessment.note
 
 
@@ -187,7 +187,7 @@ def test_another_temperature_has_the_verdict_other_weights(seed, temperature):
     row["logprobs"] = [warmed(value) for value in row["logprobs"]]
     assessment = audited(row)
 
-    assert "other weights" == assessment.verdict
+    assert assessment.verdict == "other weights"
     assert "values correlate" in assessment.note
     assert f"sampled at temperature {temperature}" in assessment.note
 
@@ -199,7 +199,7 @@ def test_a_change_of_weights_between_turns_is_not_a_wrong_token():
     row["spans"][1]["policy_version"] = "v2"
     assessment = audited(row)
 
-    assert "other weights" == assessment.verdict
+    assert assessment.verdict == "other weights"
     assert "policy version v2" in assessment.note
 
 
@@ -216,7 +216,7 @@ def test_a_missing_first_id_has_the_verdict_shifted():
     row["logprobs"] = [v if m else None for v, m in zip(honestly, row["mask"], strict=True)]
     assessment = audited(row, scoring=lambda ids: [v and v * 1.04 for v in nearly(ids)])
 
-    assert ("shifted", 1) == (assessment.verdict, assessment.offset)
+    assert (assessment.verdict, assessment.offset) == ("shifted", 1)
 
 
 @pytest.mark.parametrize("trained", [0, 1, 2, 3])
@@ -236,7 +236,7 @@ def test_certain_tokens_are_aligned_and_not_informative():
     row["logprobs"] = [-0.0001 if m else None for m in row["mask"]]
     assessment = audited(row, scoring=lambda ids: [None] + [-0.0002] * (len(ids) - 1))
 
-    assert ("aligned", 0) == (assessment.verdict, assessment.informative)
+    assert (assessment.verdict, assessment.informative) == ("aligned", 0)
 
 
 @fixed
@@ -247,7 +247,7 @@ def test_small_differences_beyond_the_tolerance_are_noted_as_small(seed):
     row = honest(seed)
     assessment = audited(row, scoring=lambda ids: [v and v + draw.gauss(0, 0.015) for v in scores(ids)])
 
-    assert "other weights" == assessment.verdict
+    assert assessment.verdict == "other weights"
     assert "differences are small" in assessment.note
 
 
@@ -263,7 +263,7 @@ def test_rounding_in_bfloat16_is_never_a_wrong_token(seed):
         later = [value + draw.uniform(-0.09, 0.09) for value in exact[34:]]
         return [*exact[:34], *later[:66], later[66] - 0.2, *later[67:]]
 
-    assert "other weights" == audited(row, scoring=rounded, moving=False).verdict
+    assert audited(row, scoring=rounded, moving=False).verdict == "other weights"
 
 
 def test_few_values_that_correlate_are_not_noted_as_uncorrelated():
@@ -275,7 +275,7 @@ def test_few_values_that_correlate_are_not_noted_as_uncorrelated():
     row["spans"] = row["spans"][:1]
     assessment = audited(row, scoring=lambda ids: [value and 1.1 * value - 0.1 for value in scores(ids)], moving=False)
 
-    assert "other weights" == assessment.verdict
+    assert assessment.verdict == "other weights"
     assert "the values correlate" in assessment.note
 
 
@@ -289,7 +289,7 @@ def test_values_that_most_tokens_have_are_not_informative():
     both = pairs(values, values)
     likeness = ChanceModel(both, 0.01)
 
-    assert [False] * 90 + [True] * 10 == [likeness.is_informative(pair) for pair in both]
+    assert [likeness.is_informative(pair) for pair in both] == [False] * 90 + [True] * 10
     assert not no_chance(both[:90], likeness)
     assert no_chance(both[90:], likeness)
 
@@ -329,9 +329,9 @@ def row(**named) -> dict:
 def test_a_row_has_its_name_ids_logprobs_and_spans():
     recorded = of_row(row())
 
-    assert ("r1", 2, 0) == (recorded.name, recorded.branch, recorded.mask_offset)
-    assert [None, "S1", "S1", None] == [(span := recorded.span_at(index)) and span.step_id for index in range(4)]
-    assert (0.7,) == recorded.temperatures
+    assert (recorded.name, recorded.branch, recorded.mask_offset) == ("r1", 2, 0)
+    assert [(span := recorded.span_at(index)) and span.step_id for index in range(4)] == [None, "S1", "S1", None]
+    assert recorded.temperatures == (0.7,)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_an_invalid_row_is_rejected_with_a_reason(changes, message):
 
 
 def test_a_row_without_logprobs_has_mask_offset_0():
-    assert 0 == of_row(row(logprobs=[None] * 4)).mask_offset
+    assert of_row(row(logprobs=[None] * 4)).mask_offset == 0
 
 
 @pytest.mark.parametrize(
@@ -373,9 +373,9 @@ def test_logprobs_after_temperature_are_compared_at_temperature_1_only():
     ]
     recorded = of_row(row(spans=spans))
 
-    assert [None, -0.5, -1, None] == recorded.comparable("raw_logprobs").logprobs
-    assert [None, None, -1, None] == recorded.comparable("processed_logprobs").logprobs
-    assert [None, None, -1, None] == recorded.comparable("after_temperature_logprobs").logprobs
+    assert recorded.comparable("raw_logprobs").logprobs == [None, -0.5, -1, None]
+    assert recorded.comparable("processed_logprobs").logprobs == [None, None, -1, None]
+    assert recorded.comparable("after_temperature_logprobs").logprobs == [None, None, -1, None]
 
 
 def test_constrained_tokens_are_not_comparable_in_any_mode():
@@ -386,10 +386,10 @@ def test_constrained_tokens_are_not_comparable_in_any_mode():
     recorded = of_row(row(spans=spans))
 
     for mode in ("raw_logprobs", "processed_logprobs", "after_temperature_logprobs"):
-        assert [None, None, -1, None] == recorded.comparable(mode).logprobs
+        assert recorded.comparable(mode).logprobs == [None, None, -1, None]
         count, why = recorded.skipped(mode)
-        assert (1, True) == (count, "with a constraint" in why)
-    assert (0, "") == of_row(row()).skipped("raw_logprobs")
+        assert (count, "with a constraint" in why) == (1, True)
+    assert of_row(row()).skipped("raw_logprobs") == (0, "")
 
 
 def test_a_step_is_a_sequence_of_its_prompt_and_a_choice():
@@ -397,6 +397,6 @@ def test_a_step_is_a_sequence_of_its_prompt_and_a_choice():
     choice = make_choice(1, (7, 8), logprobs=array("f", [-0.5, -1]))
     recorded = of_choice(make_step("S1", (1, 2, 3), choice), choice)
 
-    assert [1, 2, 3, 7, 8] == recorded.token_ids
-    assert [None, None, None, -0.5, -1] == recorded.logprobs
-    assert ("S1", 1.0) == (recorded.stretches[0].step_id, recorded.stretches[0].temperature)
+    assert recorded.token_ids == [1, 2, 3, 7, 8]
+    assert recorded.logprobs == [None, None, None, -0.5, -1]
+    assert (recorded.stretches[0].step_id, recorded.stretches[0].temperature) == ("S1", 1.0)

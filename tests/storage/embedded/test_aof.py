@@ -69,7 +69,7 @@ def test_an_incomplete_end_is_cut_off_and_saved(tmp_path_factory, units, data):
     if cut:
         assert (file, len(kept), len(damaged) - len(kept)) == (cut.file, cut.offset, cut.size)
         assert damaged[len(kept) :] == cut.saved.read_bytes()
-        assert 0 == cut.saved.stat().st_mode & 0o077
+        assert cut.saved.stat().st_mode & 0o077 == 0
     assert aof.repair(path) is None
 
 
@@ -94,9 +94,9 @@ def test_damage_before_complete_commands_is_an_error(tmp_path, damage, after):
     with pytest.raises(StorageError, match=f"truncate -s {len(first)} ") as raised:
         aof.repair(tmp_path)
 
-    assert first + damage + after == file.read_bytes()
+    assert file.read_bytes() == first + damage + after
     assert f"is damaged at byte {len(first)}" in str(raised.value)
-    assert [file] == list(file.parent.glob("*.incr.aof*"))
+    assert list(file.parent.glob("*.incr.aof*")) == [file]
 
 
 def test_the_rest_of_a_damaged_transaction_is_cut_off(tmp_path):
@@ -128,7 +128,7 @@ def test_a_saved_end_is_not_overwritten(tmp_path):
     file.write_bytes(b"second")
     second = aof.repair(tmp_path)
 
-    assert [b"first", b"second"] == [first.saved.read_bytes(), second.saved.read_bytes()]
+    assert [first.saved.read_bytes(), second.saved.read_bytes()] == [b"first", b"second"]
 
 
 def test_an_end_that_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
@@ -142,8 +142,8 @@ def test_an_end_that_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match=r"last 3 bytes of .* cannot be saved .*No space left.*free disk space"):
         aof.repair(tmp_path)
 
-    assert b"end" == file.read_bytes()
-    assert [file] == list(file.parent.glob("*.incr.aof*"))
+    assert file.read_bytes() == b"end"
+    assert list(file.parent.glob("*.incr.aof*")) == [file]
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ async def test_a_store_with_a_damaged_last_write_starts(stored, opened, caplog, 
     with caplog.at_level(logging.WARNING, "tokentape.storage"):
         store = await opened(f"embedded:{stored}")
 
-    assert [b"0", b"1", b"2"] == await store.read("r", 0, 9)
-    assert {"steps": 3} == (await store.get("r")).counts
-    assert {} == await store.marks("r")
+    assert await store.read("r", 0, 9) == [b"0", b"1", b"2"]
+    assert (await store.get("r")).counts == {"steps": 3}
+    assert await store.marks("r") == {}
     assert whole[:kept] == file.read_bytes()[:kept]
     (saved,) = file.parent.glob("*.cut-*")
     assert damaged[kept:] == saved.read_bytes()
@@ -209,7 +209,7 @@ async def test_a_command_that_ends_with_zeros_is_not_loaded(stored, opened):
 
     ((found,),) = [await server.execute(b"", [("GET", "tt:x")]) for server in await store._servers.all()]
     assert found is None
-    assert MARKS == await store.marks("r")
+    assert await store.marks("r") == MARKS
 
 
 async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
@@ -269,7 +269,7 @@ async def test_a_store_with_missing_files_does_not_start_empty(stored, lose, nam
 
     stored.rename(stored.with_name("away"))
     store = await open_store(f"embedded:{stored}")
-    assert [] == await store.read("r", 0, 9)
+    assert await store.read("r", 0, 9) == []
     await store.close()
 
 
@@ -297,7 +297,7 @@ async def test_a_copy_of_the_data_is_a_store(stored, tmp_path, opened):
     """A backup of appendonlydir can be opened in another directory."""
     shutil.copytree(stored / "appendonlydir", tmp_path / "copy" / "appendonlydir")
 
-    assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{tmp_path / 'copy'}")).read("r", 0, 9)
+    assert await (await opened(f"embedded:{tmp_path / 'copy'}")).read("r", 0, 9) == [b"0", b"1", b"2"]
 
 
 async def test_a_lost_manifest_can_be_written_by_hand(stored, opened):
@@ -309,4 +309,4 @@ async def test_a_lost_manifest_can_be_written_by_hand(stored, opened):
     manifest.write_text("".join(line.replace("N", "1") + "\n" for line in lines))
 
     assert lost == manifest.read_text()
-    assert [b"0", b"1", b"2"] == await (await opened(f"embedded:{stored}")).read("r", 0, 9)
+    assert await (await opened(f"embedded:{stored}")).read("r", 0, 9) == [b"0", b"1", b"2"]

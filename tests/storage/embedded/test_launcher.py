@@ -16,7 +16,7 @@ def test_the_launcher_executes_the_command():
     process = launch(os.getpid(), "/bin/sh", "-c", "umask; exit 7")
 
     assert b"077" in process.stdout
-    assert 7 == process.returncode
+    assert process.returncode == 7
 
 
 def test_the_launcher_exits_if_its_owner_has_exited(tmp_path):

@@ -73,7 +73,7 @@ async def test_data_persists_across_a_restart(url, opened):
     store = await opened(url)
 
     assert before == await store.get("r")
-    assert [b"record"] == await store.read("r", 0, 9)
+    assert await store.read("r", 0, 9) == [b"record"]
 
 
 async def test_close_stops_the_server_and_removes_the_socket(url, path):
@@ -85,7 +85,7 @@ async def test_close_stops_the_server_and_removes_the_socket(url, path):
 
     assert not is_alive(pid)
     assert not (path / "valkey.sock").exists()
-    assert ["the store is closed"] == list((await store.ping()).values())
+    assert list((await store.ping()).values()) == ["the store is closed"]
     await (await open_store(url)).close()
 
 
@@ -95,7 +95,7 @@ async def test_the_files_are_private(url, path, opened):
     await store.open("r", {}, now_ms=1)
     modes = {file.name: file.stat().st_mode & 0o077 for file in (path, *path.rglob("*")) if file.name != "valkey.log"}
 
-    assert {0} == set(modes.values())
+    assert set(modes.values()) == {0}
     assert {"valkey.sock", "lock", "appendonlydir"} < set(modes)
 
 
@@ -126,9 +126,9 @@ async def test_a_killed_server_loses_no_acknowledged_write(url, path, opened, du
 
     await asyncio.gather(*map(write, range(8)))
 
-    assert 320 == len(stored)
+    assert len(stored) == 320
     assert [record for _, record in sorted(stored)] == await store.read("r", 0, 1000)
-    assert {"steps": 320} == (await store.get("r")).counts
+    assert (await store.get("r")).counts == {"steps": 320}
     assert pid != server_pid(path)
 
 
@@ -174,8 +174,8 @@ async def test_an_orphan_is_shut_down_first(url, path, opened, until):
 
     store = await opened(url)
 
-    assert 0 == await asyncio.wait_for(orphan.wait(), 50)
-    assert [b"record"] == await store.read("r", 0, 9)
+    assert await asyncio.wait_for(orphan.wait(), 50) == 0
+    assert await store.read("r", 0, 9) == [b"record"]
 
 
 async def test_an_orphan_that_does_not_stop_is_an_error(url, path, monkeypatch):
@@ -204,7 +204,7 @@ async def test_a_server_that_does_not_stop_is_killed(url, path, opened, monkeypa
     monkeypatch.undo()
 
     assert not is_alive(pid)
-    assert [b"record"] == await (await opened(url)).read("r", 0, 9)
+    assert await (await opened(url)).read("r", 0, 9) == [b"record"]
 
 
 async def test_an_incomplete_write_at_the_end_is_ignored(url, path, opened):
@@ -219,8 +219,8 @@ async def test_an_incomplete_write_at_the_end_is_ignored(url, path, opened):
 
     store = await opened(url)
 
-    assert [b"record"] == await store.read("r", 0, 9)
-    assert 1 == (await store.append(StepWrite("r", first.incarnation, "s1", b"next"), now_ms=3)).position
+    assert await store.read("r", 0, 9) == [b"record"]
+    assert (await store.append(StepWrite("r", first.incarnation, "s1", b"next"), now_ms=3)).position == 1
 
 
 async def append_until_refused(store, size=5000):

@@ -40,7 +40,7 @@ async def test_rollouts_opened_with_a_group_are_published(store):
         await store.open("after", {}, now_ms=2)
         received = {(await anext(changes)).rollout for _ in range(4)}
 
-    assert {*names, "after"} == received
+    assert received == {*names, "after"}
 
 
 async def test_changes_in_every_bucket_reach_all_subscribers(store):

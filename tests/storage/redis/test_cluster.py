@@ -27,7 +27,7 @@ async def test_rollouts_are_spread_over_all_primaries(store, command):
     await asyncio.gather(*(store.open(f"r{i}", {}, now_ms=i) for i in range(300)))
 
     assert all(60 < len(keys) < 150 for keys in await command(store, "KEYS", "*:rollout:*"))
-    assert 3 == (await store.info())["servers"].count("127.0.0.1")
+    assert (await store.info())["servers"].count("127.0.0.1") == 3
 
 
 async def test_any_server_of_a_cluster_is_a_seed(cluster_servers, url_of, opened, store):
@@ -37,7 +37,7 @@ async def test_any_server_of_a_cluster_is_a_seed(cluster_servers, url_of, opened
 
     for server in cluster_servers:
         other = await opened(f"{dead},{server.address}")
-        assert ("r",) == (await other.list()).names
+        assert (await other.list()).names == ("r",)
 
 
 async def test_a_cluster_without_servers_is_unreachable(opened):
@@ -63,8 +63,8 @@ async def test_a_wrong_slot_map_is_corrected(store):
 
     incarnation = (await store.open("r", {}, now_ms=1)).incarnation
 
-    assert 0 == (await store.append(StepWrite("r", incarnation, "s", b"1"), now_ms=2)).position
-    assert ("r",) == (await store.list()).names
+    assert (await store.append(StepWrite("r", incarnation, "s", b"1"), now_ms=2)).position == 0
+    assert (await store.list()).names == ("r",)
 
 
 async def test_what_goes_to_all_buckets_is_one_write_to_each_primary(store, monkeypatch):
@@ -80,12 +80,12 @@ async def test_what_goes_to_all_buckets_is_one_write_to_each_primary(store, monk
         return await execute(self, key, commands, **options)
 
     monkeypatch.setattr(Connections, "execute", counted)
-    assert 50 == len((await store.list()).names)
-    assert [85, 85, 86] == sorted(sent)
+    assert len((await store.list()).names) == 50
+    assert sorted(sent) == [85, 85, 86]
 
     owners = await cluster.all()
     cluster._owners = [owners[owners.index(owner) - 1] for owner in cluster._owners]
-    assert 50 == len((await store.list()).names)
+    assert len((await store.list()).names) == 50
 
 
 @pytest.mark.parametrize("owner", [("127.0.0.1", 1), None])
@@ -149,7 +149,7 @@ async def test_a_subscription_ends_when_a_slot_moves(store, cluster_servers):
     async with store.changes.subscribe() as changes:
         await store.open("r", {}, now_ms=1)
         async with asyncio.timeout(50):
-            assert "r" == (await next_change(changes)).rollout
+            assert (await next_change(changes)).rollout == "r"
 
 
 async def test_a_subscription_continues_while_a_primary_is_dead(store, cluster_servers, until):
@@ -171,7 +171,7 @@ async def test_a_subscription_continues_while_a_primary_is_dead(store, cluster_s
             with pytest.raises(StoreUnreachable, match="may have been missed"):
                 [change async for change in first]
 
-    assert [kept] * 2 == received
+    assert received == [kept] * 2
 
 
 async def can_open(store, name):
@@ -229,7 +229,7 @@ async def test_a_dead_primary_affects_only_its_own_rollouts(store, cluster_serve
             assert victim.address == (await store.info())["unreachable"]
         assert not (await store.open(kept, {}, now_ms=2)).created
         async with asyncio.timeout(50):
-            assert [kept] == [timer.rollout for timer in await store.timers.claim(9, now_ms=5, until_ms=6)]
+            assert [timer.rollout for timer in await store.timers.claim(9, now_ms=5, until_ms=6)] == [kept]
             with pytest.raises(StoreUnreachable):
                 await store.list()
     finally:

@@ -127,7 +127,7 @@ async def check(events, count):
     for outcome, seconds in outcomes:
         assert outcome == [b"done"] * count or isinstance(outcome, StoreUnreachable)
         assert seconds < TIMEOUT_S + 0.5
-    assert ([b"done"] * count, commands) == (last, ran[-count:])
+    assert (last, ran[-count:]) == ([b"done"] * count, commands)
 
 
 async def timed(loop, call):

@@ -68,7 +68,7 @@ async def test_replies_are_in_order_and_include_errors(connect, redis_server, sh
         b"", [("ECHO", "a"), ("NONSENSE",), ("ECHO", b"\x00\xff"), ("ECHO", 7)], shared=shared
     )
 
-    assert [b"a", b"\x00\xff", b"7"] == [replies[0], *replies[2:]]
+    assert [replies[0], *replies[2:]] == [b"a", b"\x00\xff", b"7"]
     assert "unknown command" in str(replies[1])
 
 
@@ -96,7 +96,7 @@ async def test_the_reply_to_a_cancelled_call_is_not_used_for_the_next(connect, r
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
-    assert [b"fresh"] == await connections.execute(b"", [("ECHO", "fresh")])
+    assert await connections.execute(b"", [("ECHO", "fresh")]) == [b"fresh"]
 
 
 @POOLED_AND_SHARED
@@ -129,7 +129,7 @@ async def test_the_timeout_includes_the_wait_for_a_connection(serve, connect):
 
     responses = await asyncio.gather(*(connections.execute(b"", [("PING",)]) for _ in range(5)), return_exceptions=True)
 
-    assert [StoreUnreachable] * 5 == [type(response) for response in responses]
+    assert [type(response) for response in responses] == [StoreUnreachable] * 5
 
 
 async def test_a_refused_connection_is_an_error_at_once(opened):
@@ -176,7 +176,7 @@ async def test_tls_and_acl(start_redis, certificate, opened):
     by_url = await opened(f"rediss://tape:pass%2Fword@{server.address}", ca_file=certificate[0])
 
     await store.open("r", {}, now_ms=1)
-    assert ("r",) == (await by_url.list()).names
+    assert (await by_url.list()).names == ("r",)
     with pytest.raises(StoreUnreachable, match=r"(?i)certificate"):
         await opened(server.url, username="tape", password="pass/word")
     with pytest.raises(StorageError, match="refused authentication"):
@@ -195,7 +195,7 @@ async def test_all_callers_share_one_connection(connect, redis_server):
     responses = await asyncio.gather(*calls)
 
     assert [b"%d" % i for i in range(1000)] == [echo for _, echo in responses]
-    assert 1 == len({connection for connection, _ in responses})
+    assert len({connection for connection, _ in responses}) == 1
 
 
 async def test_commands_of_one_iteration_are_sent_in_one_write(connect, redis_server):
@@ -207,7 +207,7 @@ async def test_commands_of_one_iteration_are_sent_in_one_write(connect, redis_se
 
     await asyncio.gather(*(connections.execute(b"", [("ECHO", i), ("PING",)], shared=True) for i in range(10)))
 
-    assert 1 == transport.write.call_count
+    assert transport.write.call_count == 1
 
 
 async def test_long_commands_use_another_connection(connect, redis_server):
@@ -278,7 +278,7 @@ async def stub():
 async def test_a_connection_without_replies_is_closed_after_the_timeout(stub, connect):
     """Callers that waited for the whole timeout get an error; a caller at its end is retried on a new connection."""
     connections = connect(await stub(answered=1), timeout_s=0.4)
-    assert [b"PONG"] == await connections.execute(b"", [("PING",)], shared=True)
+    assert await connections.execute(b"", [("PING",)], shared=True) == [b"PONG"]
 
     first = asyncio.ensure_future(connections.execute(b"", [("PING",)], shared=True))
     while connections._session._checks_without_reply < 19:  # of twenty checks
@@ -287,7 +287,7 @@ async def test_a_connection_without_replies_is_closed_after_the_timeout(stub, co
 
     with pytest.raises(StoreUnreachable, match=r"did not respond within 0.4 s"):
         await first
-    assert [b"PONG"] == await second
+    assert await second == [b"PONG"]
 
 
 async def test_a_blocked_event_loop_is_not_a_timeout(connect, redis_server):
@@ -299,7 +299,7 @@ async def test_a_blocked_event_loop_is_not_a_timeout(connect, redis_server):
     await asyncio.sleep(0)
     time.sleep(1.5)  # noqa: ASYNC251 - blocks the event loop on purpose
 
-    assert [b"PONG"] == await call
+    assert await call == [b"PONG"]
 
 
 async def test_commands_are_retried_after_a_disconnect(stub, connect):
@@ -308,7 +308,7 @@ async def test_commands_are_retried_after_a_disconnect(stub, connect):
 
     responses = await asyncio.gather(*(connections.execute(b"", [("PING",)], shared=True) for _ in range(3)))
 
-    assert [[b"PONG"]] * 3 == responses
+    assert responses == [[b"PONG"]] * 3
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -318,7 +318,7 @@ async def test_a_write_is_retried_if_its_confirmation_is_lost(stub, connect, sha
         await connect(await stub(answered=1, last=None)).execute(b"", [("PING",)], shared=shared, confirmed=True)
 
     answered = await connect(await stub(answered=2, last=None)).execute(b"", [("PING",)], shared=shared, confirmed=True)
-    assert [b"PONG", b"PONG"] == answered
+    assert answered == [b"PONG", b"PONG"]
 
 
 async def test_callers_of_one_iteration_share_a_confirmation(connect, start):
@@ -349,7 +349,7 @@ async def test_a_caller_cancelled_before_its_confirmation_does_not_affect_others
 
     first, second, third = await asyncio.gather(*calls, return_exceptions=True)
 
-    assert [[b"0", b"PONG"], [b"2", b"PONG"]] == [first, third]
+    assert [first, third] == [[b"0", b"PONG"], [b"2", b"PONG"]]
     assert isinstance(second, asyncio.CancelledError)
 
 
@@ -357,9 +357,9 @@ async def test_a_reply_without_a_command_closes_the_connection(stub, connect):
     """No other caller gets it: the connection is closed, and the next call uses a new one."""
     port = await stub(answered=1, last=b"+STALE\r\n")
     connections = connect(port)
-    assert [b"PONG"] == await connections.execute(b"", [("PING",)], shared=True)
+    assert await connections.execute(b"", [("PING",)], shared=True) == [b"PONG"]
 
-    assert [b"PONG"] == await connections.execute(b"", [("PING",)], shared=True)
+    assert await connections.execute(b"", [("PING",)], shared=True) == [b"PONG"]
 
 
 async def test_an_error_that_is_sent_before_the_first_command_is_the_reason(connect):
@@ -388,4 +388,4 @@ async def test_a_retired_server_ends_the_commands_that_wait_for_it(serve, connec
 
     async with asyncio.timeout(50):
         failures = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [StoreUnreachable] * 3 == [type(failure) for failure in failures]
+    assert [type(failure) for failure in failures] == [StoreUnreachable] * 3

@@ -153,7 +153,7 @@ async def test_a_dead_primary_is_replaced_and_others_are_not_affected(replicated
     LOG.info(
         "promoted after %.2f s, served %.2f s later, slowest call %.2f s; others: gap %.3f s in %d calls", *figures
     )
-    assert [] == load.failures
+    assert load.failures == []
     assert replica.address == load.store.server_of(rollouts[0])
 
 
@@ -171,7 +171,7 @@ async def test_a_requested_failover_fails_no_call(replicated_cluster, load):
     LOG.info("served %.2f s after the promotion, slowest call %.2f s", first - promotion, load.slowest_s)
     load.stopped = True
     await asyncio.gather(*load.tasks)
-    assert ([], []) == (load.failures, await load.lost())
+    assert (load.failures, await load.lost()) == ([], [])
 
 
 async def test_a_server_that_stays_away_fails_its_calls_at_once(cluster_servers, opened, url_of):
@@ -236,10 +236,10 @@ async def test_slots_move_without_a_failed_call(replicated_cluster, load, how):
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         output, _ = await process.communicate()
-        assert 0 == process.returncode, output[-2000:]
+        assert process.returncode == 0, output[-2000:]
     else:
         words = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", first, slot, "NODE", ids[1])
-        assert b"OK" == by_address(replicated_cluster, source).send(*words)
+        assert by_address(replicated_cluster, source).send(*words) == b"OK"
         async with asyncio.timeout(60):
             while load.store.server_of(moving) != target:
                 await asyncio.sleep(0.01)
@@ -251,6 +251,6 @@ async def test_slots_move_without_a_failed_call(replicated_cluster, load, how):
     LOG.info(
         "%d slots and %d rollouts of one in %.1f s; slowest call %.2f s", slot - first + 1, MOVED, took, load.slowest_s
     )
-    assert [] == load.failures, load.failures[:3]
+    assert load.failures == [], load.failures[:3]
     assert target == load.store.server_of(moving)
-    assert [] == await load.lost()
+    assert await load.lost() == []

@@ -39,7 +39,7 @@ def test_all_keys_of_a_rollout_are_in_one_slot(layout, name):
     bucket = layout.bucket(name)
 
     common = (*bucket[1:-1], *bucket.cache, *bucket.processes, *bucket.queue_index(), bucket.role("archive"))
-    assert 1 == len({key_slot(key) for key in (*layout.rollout(name).all, *common)})
+    assert len({key_slot(key) for key in (*layout.rollout(name).all, *common)}) == 1
 
 
 @given(names)
@@ -64,8 +64,9 @@ def test_each_queue_has_a_key_in_the_slot_of_its_groups(layout, group, queue):
 
     assert keys[0] == keys[1] == layout.groups.bucket(group).prefix.encode() + b"queue"
     assert (queue == DEFAULT_QUEUE) == (keys[0] == keys[2])
-    assert 1 == len(
-        {key_slot(key) for key in (*keys, layout.groups.rollout(group).rollout, layout.rollout(group).rollout)}
+    assert (
+        len({key_slot(key) for key in (*keys, layout.groups.rollout(group).rollout, layout.rollout(group).rollout)})
+        == 1
     )
 
 
@@ -74,7 +75,7 @@ def test_buckets_are_distributed_evenly_over_a_cluster(count):
     """Of N buckets, one is in each N-th part of the slots, for any prefix."""
     slots = sorted(key_slot(bucket.listing) for bucket in Layout("any", count).buckets)
 
-    assert list(range(count)) == [slot * count // 16_384 for slot in slots]
+    assert [slot * count // 16_384 for slot in slots] == list(range(count))
 
 
 @given(layouts, names, names)
@@ -91,6 +92,6 @@ def test_the_tags_of_a_bucket_never_change():
     """Keys that are stored have them."""
     tags = {count: [bucket.prefix for bucket in Layout("", count).buckets] for count in (16, 256, 1024)}
 
-    assert (":{18}:", ":{ha}:") == (tags[16][0], tags[16][-1])
+    assert (tags[16][0], tags[16][-1]) == (":{18}:", ":{ha}:")
     hashes = [sha1("".join(own).encode()).hexdigest()[:16] for own in tags.values()]
-    assert ["2e1ff814ae2c5af4", "fe3356ab50f4d773", "fbd2ed63784c0b4b"] == hashes
+    assert hashes == ["2e1ff814ae2c5af4", "fe3356ab50f4d773", "fbd2ed63784c0b4b"]

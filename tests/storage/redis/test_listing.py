@@ -66,9 +66,9 @@ async def test_rollouts_are_listed_by_status_and_policy(store):
 
     assert done == await names_of(store, "status", DONE)
     assert [f"r{number}" for number in range(39, -1, -1) if number % 4] == await names_of(store, "status", OPEN)
-    assert ["r30", "r20", "r10", "r0"] == await names_of(store, "policy", RED, limit=1)
-    assert [] == await names_of(store, "policy", BLUE)
-    assert ["r24", "r20", "r16"] == await names_of(store, "status", DONE, since_ms=116, until_ms=124)
+    assert await names_of(store, "policy", RED, limit=1) == ["r30", "r20", "r10", "r0"]
+    assert await names_of(store, "policy", BLUE) == []
+    assert await names_of(store, "status", DONE, since_ms=116, until_ms=124) == ["r24", "r20", "r16"]
     assert await names_of(store, "reward", b"1") is None
 
 
@@ -113,7 +113,7 @@ async def test_the_index_is_what_the_rollouts_are(server, operations):
         count = await entries(store, client)
     await store.close()
 
-    assert expected == found
+    assert found == expected
     assert count == sum(map(len, expected.values()))
 
 
@@ -138,7 +138,7 @@ async def test_pages_have_the_order_of_the_whole_listing(store, limit):
             break
         assert cursor == store.listing.cursor(page.names[-1], times[page.names[-1]])
 
-    assert expected == found
+    assert found == expected
 
 
 async def test_pages_among_names_are_those_of_the_listing(store):
@@ -149,8 +149,8 @@ async def test_pages_among_names_are_those_of_the_listing(store):
     first = await store.listing.page_among(names, None, 2, None, None)
     second = await store.listing.page_among(names, first.cursor, 2, None, None)
 
-    assert (("r19", "r12"), ("r7", "r3"), None) == (first.names, second.names, second.cursor)
-    assert ("r12", "r7") == (await store.listing.page_among(names, None, 9, 104, 112)).names
+    assert (first.names, second.names, second.cursor) == (("r19", "r12"), ("r7", "r3"), None)
+    assert (await store.listing.page_among(names, None, 9, 104, 112)).names == ("r12", "r7")
     with pytest.raises(ValueError, match="is not a cursor"):
         await store.listing.page_among(names, "?", 2, None, None)
 
@@ -164,9 +164,9 @@ async def test_expired_rollouts_leave_the_index(server, opened, client):
     client.delete(*keys.all[:5])
     client.zadd(keys.expiry, {b"000000000000005r": 1})
 
-    assert [] == await names_of(store, "status", DONE)
-    assert 0 == await entries(store, client)
-    assert [] == await names_of(store, "policy", RED)
+    assert await names_of(store, "status", DONE) == []
+    assert await entries(store, client) == 0
+    assert await names_of(store, "policy", RED) == []
 
 
 async def test_a_restored_rollout_is_listed(server, opened, client):
@@ -178,8 +178,8 @@ async def test_a_restored_rollout_is_listed(server, opened, client):
     entry = StepWrite("r", stored.incarnation, "s1", b"1", first={"policy": RED}, origin=Origin(5, {"status": DONE}))
     await store.append(entry, now_ms=6)
 
-    assert ["r"] == await names_of(store, "status", DONE) == await names_of(store, "policy", RED)
-    assert [] == await names_of(store, "status", OPEN)
+    assert await names_of(store, "status", DONE) == await names_of(store, "policy", RED) == ["r"]
+    assert await names_of(store, "status", OPEN) == []
 
 
 async def repaired(store, now_ms):
@@ -207,9 +207,9 @@ async def test_an_index_that_lacks_entries_is_not_used_until_it_is_repaired(stor
     await repaired(store, 1000 + 2 * 600_000)
 
     assert before is during is wrong is None
-    assert ["changed", "r1"] == await names_of(store, "status", DONE)
-    assert 249 == len(await names_of(store, "status", OPEN))
-    assert 251 == await entries(store, client)
+    assert await names_of(store, "status", DONE) == ["changed", "r1"]
+    assert len(await names_of(store, "status", OPEN)) == 249
+    assert await entries(store, client) == 251
     await store.listing.look_for_repairs()
     assert not await store.listing.repair(10**9)
 
@@ -230,7 +230,7 @@ async def test_what_the_last_release_finishes_is_listed_after_it_has_ended(store
         await repaired(store, 1000 + times * 600_000)
 
     assert during is None
-    assert ["r1"] == await names_of(store, "status", DONE)
+    assert await names_of(store, "status", DONE) == ["r1"]
 
 
 async def test_a_store_of_this_version_needs_no_repair(store):
@@ -240,4 +240,4 @@ async def test_a_store_of_this_version_needs_no_repair(store):
     await store.open("r", {}, now_ms=1)
     await store.listing.look_for_repairs()
 
-    assert (False, False) == (empty, await store.listing.repair(10**9))
+    assert (empty, await store.listing.repair(10**9)) == (False, False)

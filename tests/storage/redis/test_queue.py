@@ -45,8 +45,8 @@ async def test_enqueue_adds_a_group_with_its_note_and_sets_fields(store):
     """In one transaction; a group that does not exist cannot be enqueued."""
     queued = (await enqueued(store, "g"))["g"]
 
-    assert b"note g" == queued.note
-    assert b"1" == await field(store, "status")
+    assert queued.note == b"note g"
+    assert await field(store, "status") == b"1"
     assert await store.queue.enqueue("none", {DEFAULT_QUEUE: b""}, {}, expect={}, now_ms=1) is None
 
 
@@ -63,9 +63,9 @@ async def test_one_of_concurrent_enqueues_with_the_same_expected_value_succeeds(
 
     results = await asyncio.gather(*(enqueue() for _ in range(10)))
 
-    assert 1 == results.count("enqueued")
-    assert 9 == results.count({"status": b"1"})
-    assert [1, 1] == [len(await listed(store, name)) for name in ("a", "b")]
+    assert results.count("enqueued") == 1
+    assert results.count({"status": b"1"}) == 9
+    assert [len(await listed(store, name)) for name in ("a", "b")] == [1, 1]
 
 
 async def test_groups_are_listed_in_the_order_in_which_they_were_enqueued(store):
@@ -87,9 +87,9 @@ async def test_one_of_concurrent_claims_succeeds(store):
         *(store.queue.claim(queued, f"h{n}", {"held_by": b"h%d" % n}, **LONG) for n in range(20))
     )
 
-    assert 1 == len(winners := [number for number, claimed in enumerate(claims) if claimed])
+    assert len(winners := [number for number, claimed in enumerate(claims) if claimed]) == 1
     assert b"h%d" % winners[0] == await field(store, "held_by")
-    assert [] == await listed(store, limit=10)
+    assert await listed(store, limit=10) == []
 
 
 async def test_a_repeated_claim_of_the_same_holder_succeeds(store):
@@ -111,7 +111,7 @@ async def test_another_holder_can_claim_after_the_lease(store, until):
     assert not await extend(store, queued, "h", {"held_by": b"h"}, **LONG)
     assert not await store.queue.release(queued, "h", {"held_by": None}, now_ms=9)
     assert not await store.queue.remove(queued, "h", {"held_by": None}, now_ms=9)
-    assert b"next" == await field(store, "held_by")
+    assert await field(store, "held_by") == b"next"
     assert await store.queue.remove(queued, "next", {}, now_ms=9)
 
 
@@ -126,7 +126,7 @@ async def test_an_expired_lease_can_be_extended_if_no_other_holder_has_claimed(s
     await until(is_available)
 
     assert await extend(store, queued, "h", {}, **LONG)
-    assert [] == await listed(store, limit=1)
+    assert await listed(store, limit=1) == []
     assert await store.queue.remove(queued, "h", {}, now_ms=9)
 
 
@@ -139,7 +139,7 @@ async def test_a_holder_that_does_not_extend_in_time_is_overdue(store, until):
 
     for name, holder in (("a", "h"), ("b", "other")):
         await store.queue.claim(queued[name], holder, {}, **LONG)
-        assert [True] == await store.queue.extend({queued[name]: {}}, holder, **LONG, watch=("trainer", 1))
+        assert await store.queue.extend({queued[name]: {}}, holder, **LONG, watch=("trainer", 1)) == [True]
 
     async def are_overdue():
         return {"h", "other"} == {*await overdue("trainer")}
@@ -147,9 +147,9 @@ async def test_a_holder_that_does_not_extend_in_time_is_overdue(store, until):
     await until(are_overdue)
     await store.queue.extend({queued["a"]: {}}, "h", **LONG, watch=("trainer", 60_000))
 
-    assert ["other"] == await overdue("trainer")
+    assert await overdue("trainer") == ["other"]
     await store.queue.forget("trainer", "other")
-    assert [] == await overdue("trainer") == await overdue("evaluator") == await overdue(None)
+    assert await overdue("trainer") == await overdue("evaluator") == await overdue(None) == []
 
 
 async def test_a_group_is_released_in_place_of_a_holder_that_is_silent_only(store, until):
@@ -157,10 +157,10 @@ async def test_a_group_is_released_in_place_of_a_holder_that_is_silent_only(stor
     queued = (await enqueued(store, "g"))["g"]
     await store.queue.claim(queued, "h", {"held_by": b"h"}, **LONG)
     assert not await store.queue.release(queued, "h", {"held_by": None}, now_ms=9, silent_ms=3_600_000)
-    assert b"h" == await field(store, "held_by")
+    assert await field(store, "held_by") == b"h"
     await until(lambda: store.queue.release(queued, "h", {"held_by": None}, now_ms=9, silent_ms=30))
 
-    assert [queued] == await listed(store, limit=10)
+    assert await listed(store, limit=10) == [queued]
     assert await field(store, "held_by") is None
     assert not await extend(store, queued, "h", {}, **LONG)
 
@@ -171,8 +171,8 @@ async def test_a_released_group_keeps_its_position(store):
     await store.queue.claim(queued["a"], "h", {}, **LONG)
 
     assert await store.queue.release(queued["a"], "h", {"released": b"1"}, now_ms=9)
-    assert ["a", "b"] == [group.group for group in await listed(store, limit=10)]
-    assert b"1" == await field(store, "released", "a")
+    assert [group.group for group in await listed(store, limit=10)] == ["a", "b"]
+    assert await field(store, "released", "a") == b"1"
 
 
 async def test_a_removed_group_has_no_entry(store, command):
@@ -183,8 +183,8 @@ async def test_a_removed_group_has_no_entry(store, command):
     assert await store.queue.remove(queued, "h", {"status": b"2"}, now_ms=9)
     assert not await store.queue.remove(queued, "h", {"status": b"3"}, now_ms=9)
     assert not await store.queue.claim(queued, "h", {}, **LONG)
-    assert b"2" == await field(store, "status")
-    assert [] == await listed(store, limit=10)
+    assert await field(store, "status") == b"2"
+    assert await listed(store, limit=10) == []
 
 
 async def test_consumers_of_former_holders_are_deleted(store, until, on_redis, command):
@@ -195,7 +195,7 @@ async def test_consumers_of_former_holders_are_deleted(store, until, on_redis, c
         await on_redis.queue.release(queued, f"h{number}", {}, now_ms=9)
     (key,) = (await command(on_redis, "KEYS", "*:queue"))[0]
 
-    assert [b"-"] == [consumer[1] for consumer in (await command(on_redis, "XINFO", "CONSUMERS", key, "holders"))[0]]
+    assert [consumer[1] for consumer in (await command(on_redis, "XINFO", "CONSUMERS", key, "holders"))[0]] == [b"-"]
 
 
 async def test_a_claim_removes_the_entry_of_a_deleted_group(store):
@@ -205,7 +205,7 @@ async def test_a_claim_removes_the_entry_of_a_deleted_group(store):
 
     assert not await store.queue.claim(queued, "h", {"held_by": b"h"}, **LONG)
     assert await store.groups.get("g") is None
-    assert [] == await listed(store, limit=10)
+    assert await listed(store, limit=10) == []
 
 
 async def test_a_claim_in_an_unused_queue_fails(store):
@@ -214,7 +214,7 @@ async def test_a_claim_in_an_unused_queue_fails(store):
     elsewhere = replace(queued, group="other")
 
     assert not await store.queue.claim(elsewhere, "h", {}, **LONG)
-    assert [queued] == await listed(store, limit=10)
+    assert await listed(store, limit=10) == [queued]
 
 
 @pytest.mark.parametrize("lease_ms", [0, -1, MAX_LEASE_MS + 1])
@@ -237,7 +237,7 @@ async def test_a_claim_removes_the_entry_of_an_expired_group(url_of, opened, unt
     await until(is_gone)
 
     assert not await store.queue.claim(queued, "h", {}, **LONG)
-    assert [] == await listed(store, limit=10)
+    assert await listed(store, limit=10) == []
 
 
 async def test_the_counts_are_of_available_and_of_claimed_groups(store):
@@ -254,10 +254,10 @@ async def test_the_counts_are_of_available_and_of_claimed_groups(store):
     assert await store.queue.remove(queued["1"], "batch1", {}, now_ms=9)
     done = await store.queue.counts()
 
-    assert (0, 0, 0) == empty
-    assert (20, 0) == before[:2]
-    assert (13, 7) == after[:2]
-    assert (14, 5) == done[:2]
+    assert empty == (0, 0, 0)
+    assert before[:2] == (20, 0)
+    assert after[:2] == (13, 7)
+    assert done[:2] == (14, 5)
     assert all(0 <= counts.oldest_age_ms < 60_000 for counts in (before, after, done))
 
 
@@ -287,8 +287,8 @@ async def test_a_group_is_enqueued_in_all_its_queues_with_a_note_for_each(each_s
     listed = {queue: await available(each_store, queue) for queue in (*QUEUES, "none")}
     counts = [(await each_store.queue.counts(queue)).available for queue in (*QUEUES, "none")]
 
-    assert [["g"], ["g", "h"], ["g"], []] == [sorted(entries) for entries in listed.values()]
-    assert [1, 2, 1, 0] == counts
+    assert [sorted(entries) for entries in listed.values()] == [["g"], ["g", "h"], ["g"], []]
+    assert counts == [1, 2, 1, 0]
     assert [(queue, f"g in {queue}".encode()) for queue in QUEUES] == [
         (listed[queue]["g"].queue, listed[queue]["g"].note) for queue in QUEUES
     ]
@@ -306,8 +306,8 @@ async def test_a_group_without_the_expected_fields_is_enqueued_in_no_queue(each_
             return 0
         return 1
 
-    assert 1 == sum(await asyncio.gather(*(attempt() for _ in range(8))))
-    assert [1, 1, 1] == [len(await available(each_store, queue)) for queue in QUEUES]
+    assert sum(await asyncio.gather(*(attempt() for _ in range(8)))) == 1
+    assert [len(await available(each_store, queue)) for queue in QUEUES] == [1, 1, 1]
 
 
 async def test_holders_in_different_queues_do_not_exclude_each_other(each_store):
@@ -315,14 +315,14 @@ async def test_holders_in_different_queues_do_not_exclude_each_other(each_store)
     await enqueue(each_store, "g", *QUEUES)
     entries = [(await available(each_store, queue))["g"] for queue in QUEUES]
 
-    assert [True] * 3 == [
+    assert [
         None is not await each_store.queue.claim(entry, f"h{number}", {}, **LONG)
         for number, entry in enumerate(entries)
-    ]
+    ] == [True] * 3
     assert not await extend(each_store, entries[0], "h1", {}, **LONG)
     assert await each_store.queue.remove(entries[1], "h1", {"done": b"1"}, now_ms=9)
     assert await each_store.queue.release(entries[2], "h2", {}, now_ms=9)
-    assert [(0, 1), (0, 0), (1, 0)] == [(await each_store.queue.counts(queue))[:2] for queue in QUEUES]
+    assert [(await each_store.queue.counts(queue))[:2] for queue in QUEUES] == [(0, 1), (0, 0), (1, 0)]
 
 
 async def test_a_deleted_group_is_removed_from_each_queue_when_it_is_claimed(each_store):
@@ -331,8 +331,8 @@ async def test_a_deleted_group_is_removed_from_each_queue_when_it_is_claimed(eac
     await each_store.groups.delete("g")
     claims = [await each_store.queue.claim(entry, "h", {}, **LONG) for entry in entries]
 
-    assert [None] * 3 == claims
-    assert [(0, 0)] * 3 == [(await each_store.queue.counts(queue))[:2] for queue in QUEUES]
+    assert claims == [None] * 3
+    assert [(await each_store.queue.counts(queue))[:2] for queue in QUEUES] == [(0, 0)] * 3
 
 
 async def test_many_entries_of_one_queue_do_not_hide_another_queue(each_store):
@@ -341,8 +341,8 @@ async def test_many_entries_of_one_queue_do_not_hide_another_queue(each_store):
         await enqueue(each_store, f"first{number}", "planner")
     await enqueue(each_store, "last", DEFAULT_QUEUE)
 
-    assert ["last"] == list(await available(each_store, DEFAULT_QUEUE))
-    assert ["last"] == [entry.group for entry in await listed(each_store, limit=1)]
+    assert list(await available(each_store, DEFAULT_QUEUE)) == ["last"]
+    assert [entry.group for entry in await listed(each_store, limit=1)] == ["last"]
 
 
 OPERATIONS = st.lists(

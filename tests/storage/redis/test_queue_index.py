@@ -45,8 +45,8 @@ async def test_a_store_of_the_last_release_has_no_index_and_gets_one(store, clie
     await store.queue.claim(queued, "h", {}, **LONG)
     client.delete(*index_of(store))
 
-    assert [("b", b"note b"), ("c", b"note c")] == sorted(await listed(store))
-    assert (2, 1) == (await store.queue.counts())[:2]
+    assert sorted(await listed(store)) == [("b", b"note b"), ("c", b"note c")]
+    assert (await store.queue.counts())[:2] == (2, 1)
 
 
 async def test_a_damaged_entry_without_a_note_can_be_claimed(store, client):
@@ -63,8 +63,8 @@ async def test_a_damaged_entry_without_a_note_can_be_claimed(store, client):
     found = {queued.group: queued for queued in (await store.queue.read(limit=10)).groups}
     claimed = await store.queue.claim(found["a"], "h", {}, **LONG)
 
-    assert {"a": b"", "b": b"note b"} == {name: queued.note for name, queued in found.items()}
-    assert ("a", b"") == (claimed.queued.group, claimed.queued.note)
+    assert {name: queued.note for name, queued in found.items()} == {"a": b"", "b": b"note b"}
+    assert (claimed.queued.group, claimed.queued.note) == ("a", b"")
 
 
 @pytest.mark.parametrize("unsure_ms", [1, 3_600_000])
@@ -85,9 +85,9 @@ async def test_a_group_of_which_a_claim_found_a_wrong_place_is_noted_where_it_is
 
     await asyncio.sleep(0.01)
 
-    assert [None, None] == claims
+    assert claims == [None, None]
     assert ([] if unsure_ms > 1 else [first.group]) == [group for group, _ in await listed(store)]
-    assert 1 == sum((await store.queue.counts())[:2])
+    assert sum((await store.queue.counts())[:2]) == 1
 
 
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["claim", "release", "remove"]), st.integers(0, 4)), max_size=10)
@@ -143,7 +143,7 @@ async def test_a_read_costs_the_same_with_any_number_of_leases(store, client):
         costs.append(commands(client) - before)
 
     assert costs[0] == costs[1]
-    assert (0, 1010) == (await store.queue.counts())[:2]
+    assert (await store.queue.counts())[:2] == (0, 1010)
 
 
 def commands(client):
@@ -175,4 +175,4 @@ async def test_a_notification_that_may_not_be_sent_loses_nothing(start_redis, op
     store = await opened(f"redis://limited:secret@{server.address}")
     await enqueue(store, "a")
 
-    assert [("a", b"note a")] == await listed(store)
+    assert await listed(store) == [("a", b"note a")]

@@ -26,7 +26,7 @@ def test_a_retryable_error_reply_is_unreachable(words):
         checked(DefaultParser.parse_error(words))
 
     message, _, fix = str(caught.value).partition(" (")
-    assert f"the store is not available: {words}" == message
+    assert message == f"the store is not available: {words}"
     assert bool(fix) == words.startswith(("OOM", "READONLY", "MISCONF"))
 
 
@@ -68,7 +68,7 @@ def test_errors_of_redis_py_are_translated(error, kind, words):
 
 def test_pairs_of_a_flat_reply():
     """Names and values alternate."""
-    assert [(b"a", b"1"), (b"b", b"2")] == list(pairs([b"a", b"1", b"b", b"2"]))
+    assert list(pairs([b"a", b"1", b"b", b"2"])) == [(b"a", b"1"), (b"b", b"2")]
 
 
 def test_an_entity_is_decoded_by_the_prefixes_of_its_fields():
@@ -76,19 +76,22 @@ def test_an_entity_is_decoded_by_the_prefixes_of_its_fields():
     reply = [b"birth", b"x", b"created_ms", b"1", b"touched_ms", b"2", b"f:status", b"open", b"n:steps", b"3"]
     entity = decode_entity("r", reply, new_incarnation="x")
 
-    assert ("r", "x", 1, 2, True) == (
+    assert (
         entity.name,
         entity.incarnation,
         entity.created_ms,
         entity.touched_ms,
         entity.created,
-    )
-    assert ({"status": b"open"}, {"steps": 3}) == (entity.fields, entity.counts)
+    ) == ("r", "x", 1, 2, True)
+    assert (entity.fields, entity.counts) == ({"status": b"open"}, {"steps": 3})
     assert not decode_entity("r", reply).created
 
 
 def test_absent_and_empty_values_are_encoded_differently():
     """As the scripts require."""
-    assert ["f:a", b"=", "f:b", ""] == [
-        part or "" if part == b"" else part for part in encode_optional({"a": b"", "b": None})
+    assert [part or "" if part == b"" else part for part in encode_optional({"a": b"", "b": None})] == [
+        "f:a",
+        b"=",
+        "f:b",
+        "",
     ]

@@ -38,12 +38,12 @@ async def test_open_and_append_take_one_round_trip(url_of, opened, command, kind
     incarnation = (await store.open("r", {"a": b"1"}, now_ms=1)).incarnation
     await store.append(StepWrite("r", incarnation, "s1", b"1", {b"b": b"1"}, (), {"steps": 1}), now_ms=2)
 
-    assert 4 == counted.round_trips  # each script was loaded first
+    assert counted.round_trips == 4  # each script was loaded first
 
     await store.open("r", {"a": b"1"}, now_ms=1)
     await store.append(StepWrite("r", incarnation, "s2", b"2", {b"c": b"1"}, (b"b",), {"steps": 1}), now_ms=3)
 
-    assert 6 == counted.round_trips
+    assert counted.round_trips == 6
 
 
 async def test_a_script_is_loaded_again_after_a_restart(on_redis, command):
@@ -51,8 +51,8 @@ async def test_a_script_is_loaded_again_after_a_restart(on_redis, command):
     incarnation = (await on_redis.open("r", {}, now_ms=1)).incarnation
     await command(on_redis, "SCRIPT", "FLUSH")
 
-    assert 0 == (await on_redis.append(StepWrite("r", incarnation, "s", b"1"), now_ms=2)).position
-    assert (0, b"1") == await on_redis.find("r", "s")
+    assert (await on_redis.append(StepWrite("r", incarnation, "s", b"1"), now_ms=2)).position == 0
+    assert await on_redis.find("r", "s") == (0, b"1")
 
 
 async def test_an_append_to_a_full_server_writes_nothing(on_redis, command):
@@ -69,8 +69,8 @@ async def test_an_append_to_a_full_server_writes_nothing(on_redis, command):
     finally:
         await command(on_redis, "CONFIG", "SET", "maxmemory", 0)
 
-    assert {} == await on_redis.blocks("r")
-    assert 0 == (await on_redis.append(entry, now_ms=3)).position
+    assert await on_redis.blocks("r") == {}
+    assert (await on_redis.append(entry, now_ms=3)).position == 0
 
 
 def test_evalsha_has_the_sha1_of_the_text_of_eval():
@@ -79,7 +79,7 @@ def test_evalsha_has_the_sha1_of_the_text_of_eval():
         _, text, *rest = script.as_eval(("EVALSHA", script.sha, 1, b"key", "argument"))
 
         assert sha1(text.encode()).hexdigest() == script.sha
-        assert [1, b"key", "argument"] == rest
+        assert rest == [1, b"key", "argument"]
         assert text.isascii()
         assert "\r" not in text
         assert not any(line.startswith("--") for line in text.splitlines())

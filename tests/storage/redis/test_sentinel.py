@@ -37,7 +37,7 @@ async def test_the_primary_is_found(sentinels, opened):
     await appended(store, "s")
 
     assert primary.address == store.server_of("r")
-    assert ("r",) == (await other.list()).names
+    assert (await other.list()).names == ("r",)
 
 
 async def test_a_requested_failover_is_followed(sentinels, opened, until):
@@ -52,7 +52,7 @@ async def test_a_requested_failover_is_followed(sentinels, opened, until):
 
     await until(is_followed)
 
-    assert 1 == await appended(store, "s1")
+    assert await appended(store, "s1") == 1
     assert await is_primary(replica)
 
 
@@ -64,7 +64,7 @@ async def test_a_call_waits_for_the_failover(sentinels, opened, fault):
     await appended(store, "s0")
     os.kill(primary.process.pid, fault)
 
-    assert 1 == await appended(store, "s1")
+    assert await appended(store, "s1") == 1
     assert replica.address == store.server_of("r")
     os.kill(primary.process.pid, signal.SIGCONT) if fault == signal.SIGSTOP else None
 
@@ -75,7 +75,7 @@ async def test_sentinels_have_their_own_password(sentinels, start, sentinel_kind
     settings = (f"sentinel monitor main 127.0.0.1 {primary.port} 1", "requirepass word")
     trio = [start(*settings, kind=sentinel_kind, password="word")]
 
-    assert 0 == await appended(await opened(url_of(trio), sentinel_password="word"), "s")
+    assert await appended(await opened(url_of(trio), sentinel_password="word"), "s") == 0
     for wrong in ({"sentinel_password": "wrong"}, {}):
         with pytest.raises(StorageError, match=r"store\.sentinel_password"):
             await opened(url_of(trio), **wrong)
@@ -125,9 +125,9 @@ async def test_what_a_promoted_replica_lacks_was_not_acknowledged_with_replicate
 
     LOG.info("%s: %d of %d acknowledged records lost", durability, len(lost), len(acknowledged))
     if durability == "replicated":
-        assert (5, []) == (len(acknowledged), lost)
+        assert (len(acknowledged), lost) == (5, [])
     else:
-        assert 65 == len(acknowledged)
+        assert len(acknowledged) == 65
 
 
 async def test_a_requested_failover_of_a_paused_primary_loses_nothing(sentinels, opened):
@@ -159,4 +159,4 @@ async def test_a_requested_failover_of_a_paused_primary_loses_nothing(sentinels,
     stopped.set()
     await asyncio.gather(*calls)
 
-    assert [] == [pair for pair in acknowledged if await store.find(*pair) is None]
+    assert [pair for pair in acknowledged if await store.find(*pair) is None] == []

@@ -29,9 +29,9 @@ def test_an_unsupported_version_is_refused():
 
 def test_settings_that_can_lose_data_are_warnings():
     """Eviction, no append-only file, a failed write of it: each has a fix."""
-    assert [] == info().warnings
-    assert [] == info(maxmemory="100", maxmemory_policy="noeviction").warnings
-    assert [] == info(maxmemory="0", maxmemory_policy="allkeys-lru").warnings
+    assert info().warnings == []
+    assert info(maxmemory="100", maxmemory_policy="noeviction").warnings == []
+    assert info(maxmemory="0", maxmemory_policy="allkeys-lru").warnings == []
     for fields, problem, fix in (
         ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, "maxmemory-policy allkeys-lru", "noeviction"),
         ({"aof_enabled": "0"}, "no append-only file", "appendonly yes"),
@@ -48,7 +48,7 @@ def test_appendfsync_no_is_a_warning_without_data_loss():
     (warning,) = info(appendfsync="no").warnings
 
     assert not warning.can_lose_data
-    assert [] == replace(info(appendfsync="no"), address="/tmp/store/valkey.sock").warnings
+    assert replace(info(appendfsync="no"), address="/tmp/store/valkey.sock").warnings == []
 
 
 def test_the_append_only_file_is_ok_if_its_last_write_and_rewrite_succeeded():
@@ -66,19 +66,19 @@ def test_the_memory_limit_is_0_if_one_server_has_none():
     def facts(*servers):
         return summarize(dict(enumerate(servers)), {})
 
-    assert ("60", "200") == (facts(limited, limited)["memory_bytes"], facts(limited, limited)["memory_limit_bytes"])
-    assert ("35", "0") == (facts(limited, unlimited)["memory_bytes"], facts(limited, unlimited)["memory_limit_bytes"])
-    assert ("1", "0") == tuple(facts(limited, server)["aof_ok"] for server in (unlimited, info(aof_enabled="0")))
+    assert (facts(limited, limited)["memory_bytes"], facts(limited, limited)["memory_limit_bytes"]) == ("60", "200")
+    assert (facts(limited, unlimited)["memory_bytes"], facts(limited, unlimited)["memory_limit_bytes"]) == ("35", "0")
+    assert tuple(facts(limited, server)["aof_ok"] for server in (unlimited, info(aof_enabled="0"))) == ("1", "0")
 
 
 def test_the_memory_share_is_that_of_the_fullest_server():
     """A sum would not show a server with more data than the others; one without a limit has no share."""
     servers = [info(maxmemory="100", used_memory=used) for used in ("10", "90", "20")]
 
-    assert ["0.9", "0.9", "0"] == [
+    assert [
         summarize(dict(enumerate(found)), {})["memory_share"]
         for found in (servers, [*servers, info(used_memory="500")], [info(used_memory="500")])
-    ]
+    ] == ["0.9", "0.9", "0"]
 
 
 def test_servers_with_different_policies_are_a_warning():
@@ -119,7 +119,7 @@ async def appended(store, name="s", now_ms=2):
 async def test_acknowledged_waits_for_the_reply_only(on_redis):
     """By default a write is complete with the reply of the server: no further command is sent."""
     assert Barrier() == on_redis._barrier
-    assert 0 == await appended(on_redis)
+    assert await appended(on_redis) == 0
 
 
 async def test_writes_are_confirmed_by_a_ping_with_appendfsync_no(tmp_path, start, opened):
@@ -127,7 +127,7 @@ async def test_writes_are_confirmed_by_a_ping_with_appendfsync_no(tmp_path, star
     for url in (f"embedded:{tmp_path / 'store'}", start("--appendonly", "yes", "--appendfsync", "no").url):
         store = await opened(url)
         assert Barrier(confirmed=True) == store._barrier
-        assert 0 == await appended(store)
+        assert await appended(store) == 0
 
     store = await opened(start("--appendonly", "yes", "--appendfsync", "everysec").url)
     assert Barrier() == store._barrier
@@ -143,12 +143,12 @@ async def test_opening_is_confirmed_if_the_rollout_is_new_or_gets_a_reservation(
         await store.open(name, {"places": b"2"} if name == "limited" else {}, now_ms=1, **options)
         return _calls_of(server, "ping") - before
 
-    assert [1, 0] == [await pings("r"), await pings("r")]
-    assert [1, 1, 0] == [
+    assert [await pings("r"), await pings("r")] == [1, 0]
+    assert [
         await pings("limited"),
         await pings("limited", reservation=Reservation("s", 60_000)),
         await pings("limited"),
-    ]
+    ] == [1, 1, 0]
 
 
 def _calls_of(server, command):
@@ -161,8 +161,8 @@ async def test_fsync_sets_appendfsync_always_on_the_embedded_server(tmp_path, op
     """With durability fsync, the embedded server replies after its file is on disk."""
     store = await opened(f"embedded:{tmp_path / 'store'}", durability="fsync")
 
-    assert 0 == await appended(store)
-    assert [[b"appendfsync", b"always"]] == await command(store, "CONFIG", "GET", "appendfsync")
+    assert await appended(store) == 0
+    assert await command(store, "CONFIG", "GET", "appendfsync") == [[b"appendfsync", b"always"]]
 
 
 async def test_fsync_sends_waitaof_with_appendfsync_everysec(start, opened):
@@ -170,11 +170,11 @@ async def test_fsync_sends_waitaof_with_appendfsync_everysec(start, opened):
     server = start("--appendonly", "yes", "--appendfsync", "everysec")
     store = await opened(server.url, durability="fsync")
 
-    assert 0 == await appended(store)
+    assert await appended(store) == 0
     with server.client as client:
         writes = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         waits = client.info("commandstats")["cmdstat_waitaof"]["calls"]
-        assert writes + 3 == waits  # two EVALs after NOSCRIPT, and the creation of the store
+        assert waits == writes + 3  # two EVALs after NOSCRIPT, and the creation of the store
 
 
 async def test_fsync_requires_an_append_only_file(start, opened):
@@ -197,7 +197,7 @@ async def test_fsync_without_waitaof_requires_appendfsync_always(start_redis, op
 
     store = await opened(server.url, durability="fsync")
 
-    assert 0 == await appended(store)
+    assert await appended(store) == 0
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ async def test_replicated_waits_for_the_replica(replicated):
     await appended(store)
 
     with replica.client as client:
-        assert 1 == sum(b":records:r" in key for key in client.scan_iter())
+        assert sum(b":records:r" in key for key in client.scan_iter()) == 1
 
 
 async def test_a_write_without_its_replica_is_an_error(replicated):
@@ -240,8 +240,8 @@ async def test_a_write_without_its_replica_is_an_error(replicated):
     finally:
         os.kill(replica.process.pid, signal.SIGCONT)
 
-    assert 1 == (await store.append(entry, now_ms=3)).position
-    assert [b"1", b"1"] == await store.read("r", 0, 9)
+    assert (await store.append(entry, now_ms=3)).position == 1
+    assert await store.read("r", 0, 9) == [b"1", b"1"]
 
 
 async def test_the_address_of_a_replica_is_refused(replicated, opened):

@@ -39,12 +39,12 @@ async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_cou
     incarnation = await filled(store)
 
     async def is_empty():
-        return 0 == await key_count(store)
+        return await key_count(store) == 0
 
     await until(is_empty)
 
     assert None is await store.get("r")
-    assert () == (await store.list()).names
+    assert (await store.list()).names == ()
     with pytest.raises(Exception, match="expired"):
         await store.append(StepWrite("r", incarnation, "s2", b"2"), now_ms=4)
     assert await is_empty()
@@ -97,8 +97,8 @@ async def test_expired_rollouts_are_not_listed(mortal):
     """Even if other rollouts of the bucket exist."""
     keys = await with_an_expired_one(mortal)
 
-    assert ("other",) == (await mortal.list()).names
-    assert 0 == await on_key(mortal, "ZCOUNT", keys.expiry, "-inf", 1_000)
+    assert (await mortal.list()).names == ("other",)
+    assert await on_key(mortal, "ZCOUNT", keys.expiry, "-inf", 1_000) == 0
 
 
 async def test_writes_remove_expired_members(mortal):
@@ -107,8 +107,8 @@ async def test_writes_remove_expired_members(mortal):
 
     await mortal.update_if("other", {}, expect={}, now_ms=2)
 
-    assert 1 == await on_key(mortal, "ZCARD", keys.listing)
-    assert 1 == await on_key(mortal, "ZCARD", keys.expiry)
+    assert await on_key(mortal, "ZCARD", keys.listing) == 1
+    assert await on_key(mortal, "ZCARD", keys.expiry) == 1
 
 
 async def with_an_expired_one(store):
@@ -121,7 +121,7 @@ async def with_an_expired_one(store):
     for key in expired_keys.all[:5]:
         await on_key(store, "DEL", key)
     await on_key(store, "ZADD", keys.expiry, 1_000, b"000000000000001" + expired_keys.encoded)
-    assert 2 == await on_key(store, "ZCARD", keys.listing)
+    assert await on_key(store, "ZCARD", keys.listing) == 2
     return keys
 
 
@@ -142,11 +142,11 @@ async def test_a_repeated_round_trip_has_the_same_effect(on_redis):
     )
     await on_redis.mark("r", made.incarnation, {"m": b"1"}, now_ms=3)
 
-    assert 3 == calls
+    assert calls == 3
     assert made.created
-    assert 0 == index
-    assert [b"1"] == await on_redis.read("r", 0, 9)
-    assert {"steps": 1} == (await on_redis.get("r")).counts
+    assert index == 0
+    assert await on_redis.read("r", 0, 9) == [b"1"]
+    assert (await on_redis.get("r")).counts == {"steps": 1}
 
 
 @settings(max_examples=25)
@@ -178,10 +178,10 @@ async def test_stores_with_different_prefixes_are_separate(url_of, opened, on_re
     await filled(on_redis)
 
     assert None is await other.get("r")
-    assert () == (await other.list()).names
+    assert (await other.list()).names == ()
     assert not await other.delete("r")
-    assert b"theirs" == await other.set_once("c", b"theirs")
-    assert b"ours" == await on_redis.set_once("c", b"ours")
+    assert await other.set_once("c", b"theirs") == b"theirs"
+    assert await on_redis.set_once("c", b"ours") == b"ours"
 
 
 LONG_S = 3600
@@ -214,7 +214,7 @@ async def test_an_expired_value_is_gone(store):
         await asyncio.sleep(0.05)
 
     await store.cache.put("a", b"2", lifetime_s=LONG_S, limit=LARGE)
-    assert b"2" == await store.cache.get("a")
+    assert await store.cache.get("a") == b"2"
 
 
 LAYOUT = Layout("tt")
@@ -243,7 +243,7 @@ async def test_the_newest_values_within_the_limit_are_kept(server, puts, share):
     (counted,) = await store._servers.execute(keys[2], [("GET", keys[2])])
     await store.close()
 
-    assert dict(expected) == {name: value for name, value in kept.items() if value is not None}
+    assert {name: value for name, value in kept.items() if value is not None} == dict(expected)
     assert sum(HEAD + len(value) for value in expected.values()) == int(counted or 0)
 
 

@@ -43,9 +43,9 @@ async def test_a_rollout_is_created_with_its_timer(store):
         await store.open(name, {"a": b"1"}, now_ms=2, timer_ms=1)
     await store.open("other", {"a": b"1"}, now_ms=1)
 
-    assert [] == await store.timers.claim(9, now_ms=4, until_ms=9)
+    assert await store.timers.claim(9, now_ms=4, until_ms=9) == []
     assert Counter(timers) == Counter(await store.timers.claim(9, now_ms=5, until_ms=9))
-    assert {"a": b"1"} == (await store.get("other")).fields
+    assert (await store.get("other")).fields == {"a": b"1"}
 
 
 async def test_the_rollouts_of_a_group_are_created_with_their_timers(store):
@@ -59,8 +59,8 @@ async def test_the_rollouts_of_a_group_are_created_with_their_timers(store):
 
     assert sorted(members[:3]) == sorted(timer.rollout for timer in claimed)
     assert all([(await store.get(name)).incarnation == incarnation for name, incarnation in claimed])
-    assert [{"b": b"2"}] * 3 == [(await store.get(name)).fields for name in members[:3]]
-    assert [] == await store.groups.timers.claim(9, now_ms=9, until_ms=9)
+    assert [(await store.get(name)).fields for name in members[:3]] == [{"b": b"2"}] * 3
+    assert await store.groups.timers.claim(9, now_ms=9, until_ms=9) == []
 
 
 async def test_a_claimed_timer_is_not_claimed_again_before_its_new_time(store):
@@ -68,9 +68,9 @@ async def test_a_claimed_timer_is_not_claimed_again_before_its_new_time(store):
     timer = await timed(store, "r", 5)
     claims = await asyncio.gather(*(store.timers.claim(9, now_ms=6, until_ms=20) for _ in range(10)))
 
-    assert [timer] == [found for claim in claims for found in claim]
-    assert [] == await store.timers.claim(9, now_ms=19, until_ms=30)
-    assert [timer] == await store.timers.claim(9, now_ms=20, until_ms=30)
+    assert [found for claim in claims for found in claim] == [timer]
+    assert await store.timers.claim(9, now_ms=19, until_ms=30) == []
+    assert await store.timers.claim(9, now_ms=20, until_ms=30) == [timer]
 
 
 async def test_a_timer_is_moved_or_removed_unless_it_was_set_meanwhile(store):
@@ -79,7 +79,7 @@ async def test_a_timer_is_moved_or_removed_unless_it_was_set_meanwhile(store):
     await store.timers.move({third: 9}, from_ms=8)
     await store.timers.move({first: 6, second: None, third: None, Timer("none", "x"): 4}, from_ms=8)
 
-    assert {first: 6, third: 9} == await times(store)
+    assert await times(store) == {first: 6, third: 9}
 
 
 async def test_a_removed_timer_is_not_claimed(store):
@@ -90,8 +90,8 @@ async def test_a_removed_timer_is_not_claimed(store):
     await store.timers.remove(timer)
     await store.timers.remove(timer)
 
-    assert [timer] == before
-    assert {} == await times(store)
+    assert before == [timer]
+    assert await times(store) == {}
 
 
 async def test_a_deleted_rollout_has_no_timer_and_one_that_is_opened_again_has_its_own(store):
@@ -100,10 +100,10 @@ async def test_a_deleted_rollout_has_no_timer_and_one_that_is_opened_again_has_i
     after = await timed(store, "r", 7)
 
     assert before != after
-    assert {after: 7} == await times(store)
+    assert await times(store) == {after: 7}
     await store.delete("r")
     await store.delete("r")
-    assert {} == await times(store)
+    assert await times(store) == {}
 
 
 @pytest.mark.parametrize("store", ["redis", "cluster"], indirect=True)
@@ -116,7 +116,7 @@ async def test_a_restored_rollout_has_a_timer_that_has_expired(store, opened, ur
     await mortal.timers.remove(timer)
     await mortal.append(StepWrite("r", timer.incarnation, "s1", b"1", origin=Origin(1)), now_ms=2)
 
-    assert [timer] == await mortal.timers.claim(9, now_ms=1, until_ms=2)
+    assert await mortal.timers.claim(9, now_ms=1, until_ms=2) == [timer]
 
 
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
@@ -172,7 +172,7 @@ async def test_timers_are_a_map_of_incarnations_to_times(on_redis, command, oper
                 expected |= {} if values[1] is None else {timer: values[1]}
             await on_redis.timers.move({timer: values[1]}, from_ms=values[2])
 
-    assert expected == await times(on_redis)
+    assert await times(on_redis) == expected
 
 
 async def test_one_caller_has_the_turn_at_a_time(store, until):
@@ -180,7 +180,7 @@ async def test_one_caller_has_the_turn_at_a_time(store, until):
     turns = await asyncio.gather(*(store.timers.has_turn(100) for _ in range(20)))
     await until(partial(store.timers.has_turn, 10**6))
 
-    assert 1 == sum(turns)
+    assert sum(turns) == 1
     assert not await store.timers.has_turn(1)
 
 
@@ -196,4 +196,4 @@ async def test_parts_that_fail_do_not_hide_the_timers_of_others():
     assert [Timer("r", "b")] == await timers.claim(9, now_ms=5, until_ms=6)
     with pytest.raises(StoreUnreachable):
         await timers.claim(9, now_ms=4, until_ms=6)
-    assert "<Timers under tt>" == repr(timers)
+    assert repr(timers) == "<Timers under tt>"

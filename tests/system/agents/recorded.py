@@ -51,7 +51,7 @@ class Recorded:
     @property
     def forks(self) -> str:
         """Why the rollout is more than one sequence; empty if it is one."""
-        return "" if 1 == len(self.rows) else self.refused or self.drift or f"{len(self.rows)} conversations"
+        return "" if len(self.rows) == 1 else self.refused or self.drift or f"{len(self.rows)} conversations"
 
     @property
     def differing(self) -> int:
@@ -79,7 +79,7 @@ async def recorded(http: aiohttp.ClientSession, url: str, rollout: str, aside: s
 
     async def fetch(path: str) -> Any:
         async with http.get(url + path) as response:
-            assert 200 == response.status, await response.text()
+            assert response.status == 200, await response.text()
             return orjson.loads(await response.read())
 
     steps = (await fetch(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]

@@ -95,5 +95,5 @@ async def run_command(command: list[str], environ: dict[str, str] | None = None,
         if started.returncode is None:
             started.kill()
             await started.wait()
-    assert 0 == started.returncode, f"{printed.decode()}\n{complained.decode()}"
+    assert started.returncode == 0, f"{printed.decode()}\n{complained.decode()}"
     return printed.decode()

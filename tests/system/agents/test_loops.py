@@ -40,7 +40,7 @@ async def show_the_stop_token(http, url: str) -> None:
     """Make a call in another rollout that ends with text: a process has to see the stop token once (decision 064)."""
     body = {"model": "policy", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
     async with http.post(f"{url}/rollouts/earlier/v1/chat/completions", json=body) as response:
-        assert 200 == response.status, await response.text()
+        assert response.status == 200, await response.text()
 
 
 def reflecting_task(loop: Loop) -> str:
@@ -80,15 +80,15 @@ async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     table.loops[loop.name, way, False] = await table_row(loop, found, environment)
 
     assert scripted_outcome(loop) == outcome
-    assert ["a-loop"] == found.rollouts
-    assert ["complete", "error", "complete", "complete"] == [step["status"] for step in found.steps]
+    assert found.rollouts == ["a-loop"]
+    assert [step["status"] for step in found.steps] == ["complete", "error", "complete", "complete"]
     check_asides(loop, found)
     assert {loop.dialect.partition(",")[0]} == {step["dialect"] for step in found.steps}
-    assert {way == STREAMED} == {bool(step["request"].get("stream")) for step in found.steps}
-    assert [] == found.inexact
+    assert {bool(step["request"].get("stream")) for step in found.steps} == {way == STREAMED}
+    assert found.inexact == []
     assert found.drift in ("", loop.drift.get(way)), found.why
-    assert found.is_linear == (not found.drift and not loop.refused and 1 == loop.conversations)
-    assert {"main"} == {thread["kind"] for thread in found.tree["threads"]} - {"auxiliary"}
+    assert found.is_linear == (not found.drift and not loop.refused and loop.conversations == 1)
+    assert {thread["kind"] for thread in found.tree["threads"]} - {"auxiliary"} == {"main"}
     assert is_scored_alike(scored), scored
 
 
@@ -112,7 +112,7 @@ async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     table.loops[loop.name, way, True] = await table_row(loop, found, environment)
 
     assert scripted_outcome(loop) == outcome
-    assert [] == found.inexact
+    assert found.inexact == []
     assert found.drift in ("", loop.reflecting.get(way)), found.why
     assert is_scored_alike(scored), scored
 
@@ -136,13 +136,13 @@ async def test_a_linear_loop_is_one_sequence_in_append(
     table.append[loop.name, way, thinks] = found.forks
 
     assert scripted_outcome(loop) == outcome
-    assert [] == found.inexact
+    assert found.inexact == []
     check_steps(steps)
     check_rows(steps, found.rows)
     assert is_scored_alike(scored), scored
     assert loop.refused == found.refused, found.why
     if not loop.refused:
         assert loop.conversations == len(found.rows), found.why
-        assert found.is_linear == (1 == loop.conversations)
-        assert [] == found.tree["drift"]
+        assert found.is_linear == (loop.conversations == 1)
+        assert found.tree["drift"] == []
         assert len(steps) - loop.conversations == found.differing

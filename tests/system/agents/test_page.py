@@ -48,9 +48,9 @@ async def test_the_steps_of_an_unmodified_client_are_exact(client, environment, 
         found = await recorded(http, served.url, "a%20client")
 
     assert "It is 4." in printed
-    assert ["a client"] == found.rollouts
+    assert found.rollouts == ["a client"]
     assert found.steps
-    assert [] == found.inexact
+    assert found.inexact == []
     assert found.steps == found.complete
     dialects = ", ".join(sorted({step["dialect"] for step in found.steps}))
     version = f"{client.package} {await installed_version(client.runs, client.package, environment)}"
@@ -72,6 +72,6 @@ async def test_a_client_without_a_loop_is_one_sequence_in_append(
 
     assert "It is 4." in printed
     assert found.steps == found.complete
-    assert [] == found.inexact
-    assert ("", 1) == (found.refused, len(found.rows)), found.why
+    assert found.inexact == []
+    assert (found.refused, len(found.rows)) == ("", 1), found.why
     assert len(found.steps) - 1 == found.differing

@@ -45,7 +45,7 @@ async def taped(agent, scripted, store, http, environment, tmp_path):
 async def sequences(http, url, rollout):
     """Return the exported sequences, without what names their rollout."""
     async with http.get(f"{url}/rollouts/{rollout}/export?format=sequences&inherited=trained") as response:
-        assert 200 == response.status
+        assert response.status == 200
         rows = orjson.loads(await response.read())["rows"]
     names = ("token_ids", "mask", "logprobs", "spans", "finish_reason")
     return sorted(orjson.dumps([row[name] for name in names]) for row in rows)
@@ -55,7 +55,7 @@ async def play(agent, url, http, environment, folder, rollout, **playback):
     """Open a playback and let the agent run in it."""
     terms = {"of": "r", "presets": [agent.preset] if agent.preset else [], **playback}
     async with http.post(f"{url}/rollouts", json={"rollout_id": rollout, "playback": terms}) as response:
-        assert 201 == response.status, await response.text()
+        assert response.status == 201, await response.text()
     await agent.play(url, rollout, environment, folder, {"TZ": ANOTHER_DAY})
 
 

@@ -33,10 +33,10 @@ async def test_the_steps_of_a_framework_with_a_real_engine_are_exact(file, diale
 
     assert str(orjson.loads(called["tool_calls"][0]["function"]["arguments"])["x"] + 1) == outcome[0]
     assert answered["content"] == outcome[1]
-    assert [(dialect, "complete")] * 2 == [(step["dialect"], step["status"]) for step in found.steps]
-    assert [] == found.inexact
+    assert [(step["dialect"], step["status"]) for step in found.steps] == [(dialect, "complete")] * 2
+    assert found.inexact == []
     # A random model does not tokenize a constrained text canonically.
-    assert found.is_linear or "retokenized" == found.drift, found.why
+    assert found.is_linear or found.drift == "retokenized", found.why
     check_rows(found.steps, rows)
     assert scored["aligned"], scored
 

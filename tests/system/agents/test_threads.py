@@ -147,7 +147,7 @@ async def test_threads_have_the_calls_that_belong_to_them(case, environment, scr
         exported = {wanted: await rows(http, served.url, wanted) for wanted in ("main", "agents", "all")}
         without = find_threads(await stored_steps(store, "r")).all
 
-    assert [] == found.inexact
+    assert found.inexact == []
     assert case.threads == in_order(found.tree["threads"])
     assert (case.without or case.threads) == in_order([thread.as_json() for thread in without])
     of = {node["step_id"]: node["thread"] for node in found.tree["nodes"]}
@@ -171,5 +171,5 @@ def _place(thread) -> tuple[bool, str, int]:
 async def rows(http, url: str, wanted: str):
     """Return the exported sequences of these threads."""
     async with http.get(f"{url}/rollouts/r/export?format=sequences&threads={wanted}") as response:
-        assert 200 == response.status
+        assert response.status == 200
         return orjson.loads(await response.read())["rows"]

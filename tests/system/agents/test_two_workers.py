@@ -44,11 +44,11 @@ async def test_a_loop_is_recorded_exactly_by_two_workers(number, served, environ
     scored = await scores_as_recorded(url, engine, rollout)
 
     assert scripted_outcome(loop) == outcome
-    assert ["complete", "error", "complete", "complete"] == [step["status"] for step in found.steps]
+    assert [step["status"] for step in found.steps] == ["complete", "error", "complete", "complete"]
     check_asides(loop, found)
-    assert [] == found.inexact
+    assert found.inexact == []
     assert found.refused in (loop.refused, "close"), found.why
-    assert found.is_linear == (not found.refused and 1 == loop.conversations)
+    assert found.is_linear == (not found.refused and loop.conversations == 1)
     assert is_scored_alike(scored), scored
 
 
@@ -56,7 +56,7 @@ async def test_both_workers_received_calls(served, http):
     """Otherwise the tests above prove nothing. Workers share their metrics when metrics are requested."""
     process, url, _ = served
     async with asyncio.timeout(50):
-        while 2 > sum(count > 0 for count in calls_of_each(process.pid)):
+        while sum(count > 0 for count in calls_of_each(process.pid)) < 2:
             async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as response:
                 await response.read()
 

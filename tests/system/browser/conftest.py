@@ -104,7 +104,7 @@ async def guarded(server):
         made = await start_contents(stack, server, "ui-guarded", **keys)
         headers = {"Authorization": "Bearer control-key"}
         async with made.http.post(f"{made.url}/rollouts", json={"rollout_id": "secret"}, headers=headers) as response:
-            assert 201 == response.status
+            assert response.status == 201
         yield made
 
 
@@ -147,4 +147,4 @@ async def open_page(browser):
     for context in contexts:
         await context.close()
     await asyncio.sleep(0)
-    assert [] == met
+    assert met == []

@@ -29,7 +29,7 @@ async def test_lists_and_plots_are_accessible(contents, open_page, where, scheme
     page = await open_page(f"{contents.url}/ui{where}", scheme=scheme)
     await page.locator(".row:not(.head), .plot, .found > li").first.wait_for()
 
-    assert [] == await violations(page)
+    assert await violations(page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -43,19 +43,19 @@ async def test_tokens_are_accessible(contents, open_page, where, way, scheme):
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
     await page.get_by_role("button", name=f"by {way}").click()
 
-    assert [] == await violations(page)
+    assert await violations(page) == []
 
 
 async def test_the_key_form_and_the_help_are_accessible(guarded, contents, open_page):
     """The form for the API key, and the list of keyboard shortcuts."""
     page = await open_page(f"{guarded.url}/ui", expected=("Failed to load resource",))
     await page.locator("#key").wait_for()
-    assert [] == await violations(page)
+    assert await violations(page) == []
     page = await open_page(f"{contents.url}/ui")
     await page.locator("#rollouts-0").wait_for()
     await page.keyboard.press("?")
     await expect(page.get_by_role("dialog")).to_be_visible()
-    assert [] == await violations(page)
+    assert await violations(page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -67,8 +67,8 @@ async def test_a_selection_a_filter_and_a_comparison_are_accessible(contents, op
         await page.locator(f"#rollouts-{row}").get_by_role("checkbox").check()
     await page.locator("#filter").focus()
     await expect(page.locator("#hint")).to_be_visible()
-    assert [] == await violations(page)
+    assert await violations(page) == []
     await page.goto(f"{contents.url}/ui#/compare/conversation/all/drifting/all")
     await expect(page.locator(".compared .t:not(.noid)").first).to_be_visible()
 
-    assert [] == await violations(page)
+    assert await violations(page) == []

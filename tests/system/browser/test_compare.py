@@ -61,10 +61,10 @@ async def test_two_selected_rollouts_are_compared_by_token(empty, open_page):
     await page.get_by_label("Select all 2 rows").check()
     await page.get_by_role("link", name="Compare", exact=True).click()
     await expect(page.locator(ROWS)).to_have_count(3)
-    assert ["first|first", "more|", "last|last"] == [
+    assert [
         "|".join(text.strip() for text in await row.locator("td").all_inner_texts())
         for row in await page.locator(ROWS).all()
-    ]
+    ] == ["first|first", "more|", "last|last"]
     await expect(page.locator(".compared thead th").nth(2)).to_contain_text("reward 1 (+0.75)")
     await page.locator(ROWS).nth(2).get_by_role("button", name="Tokens").click()
     tokens = page.locator(ROWS).nth(3)
@@ -114,4 +114,4 @@ async def test_runs_of_a_difference_are_both_lists(empty, open_page):
     """In their order, without gaps; equal runs have equal tokens, and alternate with different ones."""
     page = await open_page(f"{empty.url}/ui")
 
-    assert [] == await page.evaluate(LAW)
+    assert await page.evaluate(LAW) == []

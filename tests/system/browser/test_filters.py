@@ -43,7 +43,7 @@ async def test_versions_and_threads_are_read_from_the_steps(contents, open_page)
     await page.locator("#filter").fill("math- version:>=3")
     await expect(page.locator(ROWS)).to_have_count(8)
     await expect(page.locator(".sum")).to_have_text("8 of 20 loaded")
-    assert 16 == len(set(urls))
+    assert len(set(urls)) == 16
     await page.locator("#filter").fill("version:5")
     await expect(page.locator(ROWS)).to_have_count(0)
     await page.locator("#filter").fill("id:conversation thread:main")
@@ -81,7 +81,7 @@ async def test_the_order_is_in_the_url(contents, open_page):
     page = await open_page(f"{contents.url}/ui#/rollouts?q=group%3Amath-1&sort=-reward")
     await expect(page.locator(ROWS)).to_have_count(4)
     header = page.get_by_role("columnheader", name="Reward")
-    assert "descending" == await header.get_attribute("aria-sort")
+    assert await header.get_attribute("aria-sort") == "descending"
     await header.get_by_role("button").click()
     await expect(page).to_have_url(f"{contents.url}/ui#/rollouts?q=group%3Amath-1&sort=reward")
     await page.locator("#rollouts-0").click()

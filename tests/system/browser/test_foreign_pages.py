@@ -109,8 +109,8 @@ async def test_a_page_of_another_site_or_port_changes_and_reads_nothing(empty, s
 
     assert ["opaque 0"] * len(CHANGES) == simple  # sent, and refused
     assert ["blocked"] * len(CHANGES) == checked
-    assert ["refused"] * 3 == others
-    assert "sent" == opaque
+    assert others == ["refused"] * 3
+    assert opaque == "sent"
     assert before == await state(empty)
 
 
@@ -129,7 +129,7 @@ async def test_after_dns_rebinding_a_page_changes_and_reads_nothing(empty, stran
     read = await stranger.evaluate("(url) => fetch(url).then((one) => one.json())", base + "/rollouts")
 
     assert ["basic 403"] * len(CHANGES) == seen
-    assert "unknown_host" == read["error"]["code"]
+    assert read["error"]["code"] == "unknown_host"
     assert before == await state(empty)
 
 
@@ -143,4 +143,4 @@ async def test_the_pages_own_requests_and_links_to_it_are_served(empty, stranger
     seen = await stranger.evaluate(FETCH, [empty.url, [["PATCH", "/rollouts/kept", '{"reward": 1}']], "same-origin"])
     _, kept, _ = await state(empty)
 
-    assert (["basic 200"], 1) == (seen, kept["reward"])
+    assert (seen, kept["reward"]) == (["basic 200"], 1)

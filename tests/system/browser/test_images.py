@@ -22,7 +22,7 @@ async def test_the_images_of_a_message_are_drawn_in_its_place(contents, open_pag
         running(settings_for(engine), contents.store) as served,
     ):
         async with http.post(f"{served.url}/rollouts/pictures/v1/chat/completions", json=body) as response:
-            assert 200 == response.status
+            assert response.status == 200
         async with http.get(f"{served.url}/rollouts/pictures/steps") as response:
             (step,) = (await response.json())["steps"]
         page = await open_page(f"{served.url}/ui#/rollout/pictures/step/{step['step_id']}")
@@ -33,8 +33,8 @@ async def test_the_images_of_a_message_are_drawn_in_its_place(contents, open_pag
             "image 2, by URL: https://example.com/a.png"
         )
         await expect(page.locator(".message[data-role=user]")).to_contain_text("image 3 is not shown")
-        assert ["255 0 0 255", "0 0 255 255"] == [await picture.evaluate(PIXEL) for picture in await pictures.all()]
+        assert [await picture.evaluate(PIXEL) for picture in await pictures.all()] == ["255 0 0 255", "0 0 255 255"]
         await expect(page.locator(".message[data-role=tool] canvas")).to_have_attribute("aria-label", "image 4")
         await page.goto("about:blank")
         async with http.delete(f"{served.url}/rollouts/pictures") as response:
-            assert 204 == response.status
+            assert response.status == 204

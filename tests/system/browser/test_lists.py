@@ -40,14 +40,14 @@ async def test_a_list_is_filtered_by_text_and_by_status(contents, open_page):
     await page.keyboard.press("/")
     await page.keyboard.type("MATH-3")
     await expect(rows).to_have_count(4)
-    assert ["math-3"] * 4 == await column(page, "rollouts", "group")
+    assert await column(page, "rollouts", "group") == ["math-3"] * 4
     await page.locator("#filter").fill("arithmetic")
     await expect(rows).to_have_count(1)
     await page.locator("#filter").fill("")
     async with page.expect_response(lambda response: "status=open" in response.url) as filtered:
         await page.get_by_label("Status", exact=True).select_option("open")
-    assert 2 == len(
-        (await (await filtered.value).json())["rollouts"]
+    assert (
+        len((await (await filtered.value).json())["rollouts"]) == 2
     )  # by the proxy, also of rollouts that are not loaded
     await expect(rows).to_have_count(2)
     await expect(page.locator("#filter")).to_have_value("status:open")
@@ -67,8 +67,8 @@ async def test_a_list_is_sorted_by_its_columns(contents, open_page):
 
     assert down == sorted(down, reverse=True) != []
     assert up == sorted(up)
-    assert [NONE, NONE] == orders[0][-2:] == orders[1][-2:]
-    assert "ascending" == await page.get_by_role("columnheader", name="Reward").get_attribute("aria-sort")
+    assert orders[0][-2:] == orders[1][-2:] == [NONE, NONE]
+    assert await page.get_by_role("columnheader", name="Reward").get_attribute("aria-sort") == "ascending"
 
 
 async def test_everything_is_reached_by_keyboard(contents, open_page):
@@ -119,7 +119,7 @@ async def test_focus_is_visible(contents, open_page):
         found.append(await page.evaluate(script))
 
     assert {"A", "BUTTON", "INPUT", "SELECT", "DIV"} <= {name for name, _, _ in found}
-    assert [] == [element for element in found if element[0] != "BODY" and element[2] == "none"]
+    assert [element for element in found if element[0] != "BODY" and element[2] == "none"] == []
 
 
 async def test_a_group_is_listed_and_opened(contents, open_page):
@@ -132,7 +132,7 @@ async def test_a_group_is_listed_and_opened(contents, open_page):
         str(sum(rollout["sampled_tokens"] for rollout in group["rollouts"]))
     )
     assert abs(float(await row.locator(".c-reward").inner_text()) - sum(group["rewards"]) / 4) < 0.001
-    assert "0" == await row.locator(".c-drift").inner_text()
+    assert await row.locator(".c-drift").inner_text() == "0"
     groups = (await contents.control("GET", "/groups"))["groups"]
     counted = [(state, sum(each["status"] == state for each in groups)) for state in ("complete", "claimed", "dropped")]
     states = "".join(f", {number} {state}" for state, number in counted if number)
@@ -160,12 +160,16 @@ async def test_a_tree_is_shown_on_a_timeline(contents, open_page):
 
     assert lefts == sorted(lefts)
     assert 0 == lefts[0] < lefts[1]
-    assert [0, 1, 1, 0, 0] == [await page.locator(f"#steps-{index} .d-1").count() for index in range(5)]
-    assert ["", "└ ", "└ ", "", ""] == [
-        await page.locator(f"#steps-{index} .branch").text_content() for index in range(5)
+    assert [await page.locator(f"#steps-{index} .d-1").count() for index in range(5)] == [0, 1, 1, 0, 0]
+    assert [await page.locator(f"#steps-{index} .branch").text_content() for index in range(5)] == [
+        "",
+        "└ ",
+        "└ ",
+        "",
+        "",
     ]
     assert "⚑ echo" in await page.locator("#steps-3 .c-kind").inner_text()
-    assert "error" == await page.locator("#steps-4 .c-kind").inner_text()
+    assert await page.locator("#steps-4 .c-kind").inner_text() == "error"
 
 
 async def test_drift_is_marked_in_the_tree(contents, open_page):
@@ -215,7 +219,7 @@ async def test_the_theme_is_chosen_and_kept_for_the_tab(contents, open_page):
     await page.reload()
     await chosen.to_have_attribute("data-theme", "light")
 
-    assert (dark, light, light) == ("rgb(20, 23, 28)", "rgb(255, 255, 255)", await page.evaluate(back))
+    assert ("rgb(20, 23, 28)", "rgb(255, 255, 255)", await page.evaluate(back)) == (dark, light, light)
 
 
 async def test_a_list_has_the_task_the_failed_calls_and_the_duration(contents, open_page):
@@ -250,7 +254,7 @@ async def test_no_value_is_cut_off(contents, open_page, where, width):
     free = ".c-id, .c-task, .c-group, .c-opening, .c-held, .c-step, .c-time, .c-kind"
     cut = f"[...document.querySelectorAll('.cell:not({free})')].filter((cell) => cell.scrollWidth > cell.clientWidth)"
 
-    assert [] == await page.evaluate(f"{cut}.map((cell) => `${{cell.className}} ${{cell.textContent}}`)")
+    assert await page.evaluate(f"{cut}.map((cell) => `${{cell.className}} ${{cell.textContent}}`)") == []
 
 
 async def test_no_focus_ring_is_shown_before_a_key_is_pressed(contents, open_page):
@@ -258,10 +262,10 @@ async def test_no_focus_ring_is_shown_before_a_key_is_pressed(contents, open_pag
     page = await open_page(f"{contents.url}/ui")
     await page.locator("#rollouts-0").wait_for()
     rings = "document.querySelectorAll(':focus-visible:not(main)').length"
-    assert 0 == await page.evaluate(rings)
+    assert await page.evaluate(rings) == 0
     await page.locator("#rollouts-0").click()
     await page.locator("#steps-0").wait_for()
-    assert 0 == await page.evaluate(rings)
+    assert await page.evaluate(rings) == 0
 
 
 async def test_groups_have_their_totals_at_once(contents, open_page):
@@ -275,7 +279,7 @@ async def test_groups_have_their_totals_at_once(contents, open_page):
     await expect(page.locator(".row.g-groups:not(.head)")).to_have_count(5)
     rewards = await column(page, "groups", "reward")
 
-    assert 4 == len([reward for reward in rewards if reward != NONE])  # one group is open
+    assert len([reward for reward in rewards if reward != NONE]) == 4  # one group is open
     assert {f"{contents.url}/groups?limit=200&totals=true"} == set(urls)
 
 

@@ -28,7 +28,7 @@ async def test_a_list_follows_rollouts(contents, open_page):
     await expect(row.locator(".c-status")).to_have_text("completed")
     await expect(row.locator(".c-reward")).to_have_text("0.25")
     async with contents.http.delete(f"{contents.url}/rollouts/followed") as response:
-        assert 204 == response.status
+        assert response.status == 204
     await expect(row).to_have_count(0)
 
     assert await page.evaluate("window.same")
@@ -48,7 +48,7 @@ async def test_a_rollout_follows_its_steps(contents, open_page):
     await contents.finish("growing")
     await expect(page.locator(".facts")).to_contain_text("completed")
     async with contents.http.delete(f"{contents.url}/rollouts/growing") as response:
-        assert 204 == response.status
+        assert response.status == 204
 
 
 async def test_a_group_follows_its_rollouts(contents, open_page):
@@ -62,7 +62,7 @@ async def test_a_group_follows_its_rollouts(contents, open_page):
     await expect(page.locator(".row.g-members:not(.head) .c-reward")).to_have_text(["0.75", "0.75"])
     await expect(page.locator(".facts")).to_contain_text("2 of 2")
     async with contents.http.delete(f"{contents.url}/groups/followed") as response:
-        assert 204 == response.status
+        assert response.status == 204
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def test_the_page_catches_up_when_the_proxy_returns(server, contents, open
         on_port(0, server) as other,
         contents.http.post(f"{other.url}/rollouts", json={"rollout_id": "meanwhile"}) as response,
     ):
-        assert 201 == response.status
+        assert response.status == 201
     async with on_port(port, server):
         await expect(page.locator("a[href='#/rollout/meanwhile']")).to_be_visible()
         await expect(page.locator("#live")).to_have_text("live")
@@ -114,7 +114,7 @@ async def test_training_follows_groups_with_one_request_for_each_change(contents
     await expect(values.filter(has_text="trained: mean reward 0.5")).to_have_count(1)
     assert {"training", "events"} >= {url.rpartition("/")[2].partition("?")[0] for url in urls if "/ui" not in url}
     async with contents.http.delete(f"{contents.url}/groups/trained") as response:
-        assert 204 == response.status
+        assert response.status == 204
 
 
 async def test_rewards_of_unknown_versions_are_last_and_not_on_the_line_of_means(contents, open_page):
@@ -132,7 +132,7 @@ async def test_rewards_of_unknown_versions_are_last_and_not_on_the_line_of_means
     given = [{"version": version, "epoch": epoch, "reward": reward, "label": "g"} for version, epoch, reward in found]
     shown = await page.evaluate("async (given) => (await import('./ui/plots.js')).byVersion(given)", given)
 
-    assert ["9", "10", "unknown", "v2", "1:8", "unknown"] == shown["names"]
-    assert [0.6, 1.0, 0.7, 0.4, 0.3] == [round(mean["y"], 9) for mean in shown["means"]]
-    assert 5 == round(shown["marks"][1]["x"])
-    assert "g at version unknown" == shown["marks"][1]["label"]
+    assert shown["names"] == ["9", "10", "unknown", "v2", "1:8", "unknown"]
+    assert [round(mean["y"], 9) for mean in shown["means"]] == [0.6, 1.0, 0.7, 0.4, 0.3]
+    assert round(shown["marks"][1]["x"]) == 5
+    assert shown["marks"][1]["label"] == "g at version unknown"

@@ -41,7 +41,7 @@ async def played(server):
         body = {"model": "policy", "messages": [{"role": "system", "content": HOSTILE_TEXT}], "max_tokens": 60}
         for _ in range(2):
             async with made.http.post(f"{opened['base_url']}/chat/completions", json=body) as response:
-                assert 422 == response.status
+                assert response.status == 422
         yield Played(made.url, steps)
 
 
@@ -55,8 +55,8 @@ async def test_inherited_steps_are_marked_on_the_time_line_and_link_to_their_sou
     labels = [await row.locator(".timeline").get_attribute("aria-label") for row in await rows.all()]
     titles = [await mark.get_attribute("title") for mark in await page.locator("a.inherited").all()]
 
-    assert [["▷ inherited"], ["▷ inherited"], ["⋔ branch"], []] == marks
-    assert [1, 1, 0, 0] == lines == [label.endswith(", inherited") for label in labels]
+    assert marks == [["▷ inherited"], ["▷ inherited"], ["⋔ branch"], []]
+    assert lines == [label.endswith(", inherited") for label in labels] == [1, 1, 0, 0]
     sampled = [f"inherited: sampled as step {step} of rollout a/b" for step in played.steps[:2]]
     assert [*sampled, f"sent with the prompt ids of step {played.steps[2]} of rollout a/b"] == titles
     await rows.nth(1).locator("a.inherited").click()
@@ -86,7 +86,7 @@ async def test_an_inherited_step_names_its_source_and_is_not_trained_here(played
     page = await open_page(f"{played.url}/ui#/rollout/b0/step/{step}")
     await expect(fact(page, "Inherited from")).to_have_text(f"step {step} of rollout a/b")
     links = await fact(page, "Inherited from").locator("a").all()
-    assert [f"#/rollout/a%2Fb/step/{step}", "#/rollout/a%2Fb"] == [await link.get_attribute("href") for link in links]
+    assert [await link.get_attribute("href") for link in links] == [f"#/rollout/a%2Fb/step/{step}", "#/rollout/a%2Fb"]
     await expect(page.locator(".tokens .k-context").first).to_be_visible()
     await expect(page.locator(".tokens .k-sampled")).to_have_count(0)
     await expect(fact(page, "Speed")).to_have_text("\N{EN DASH}")
@@ -122,13 +122,13 @@ async def test_lists_mark_playbacks(played, open_page):
     await expect(rows).to_have_count(5)
     titles = "(rows) => rows.map((r) => [r.querySelector('a').hash, r.querySelector('.inherited')?.title])"
 
-    assert {
+    assert dict(await rows.evaluate_all(titles)) == {
         "#/rollout/a%2Fb": None,
         "#/rollout/b0": "playback of a/b: 2 answered, 2 live",
         "#/rollout/b1": "playback of a/b: 2 answered, 1 live",
         "#/rollout/b2": "playback of a/b: 1 answered, 0 live",
         "#/rollout/p": "playback of a/b: 0 answered, 0 live",
-    } == dict(await rows.evaluate_all(titles))
+    }
     await page.locator("#filter").fill("a/b b1")  # its source and its name
     await expect(rows).to_have_count(1)
     await page.goto(f"{played.url}/ui#/group/g")
@@ -170,7 +170,7 @@ async def test_hostile_names_of_playbacks_are_text_in_every_view(empty, open_pag
     ):
         page = await open_page(f"{empty.url}/ui{where}")
         await page.locator(".inherited, .branchmark, .branches, .tokens .k-context").first.wait_for()
-        assert [0, 1, 0] == await created_elements(page)
+        assert await created_elements(page) == [0, 1, 0]
         assert await page.evaluate(f"!{HIDDEN}.test(document.body.textContent)")
         await expect(page.locator("main")).to_contain_text(text or "gnp.exe")
 
@@ -183,5 +183,5 @@ async def test_views_of_playbacks_are_accessible_and_fit_a_phone(played, open_pa
         for viewport in (None, PHONE):
             page = await open_page(f"{played.url}/ui{where}", scheme=scheme, viewport=viewport)
             await page.locator(".inherited, .fork, .branchmark, .branches li, .tokens .k-context").first.wait_for()
-            assert [] == await violations(page)
+            assert await violations(page) == []
             assert await page.evaluate(FITS)

@@ -33,7 +33,7 @@ async def test_hostile_ids_and_texts_are_text_in_lists(contents, open_page):
     assert HOSTILE_ID.replace("\u202e", "⟨U+202E⟩") == await link.text_content()
     await link.click()
     await expect(page.locator("#steps-0")).to_be_visible()
-    assert [0, 1, 0] == await created_elements(page)
+    assert await created_elements(page) == [0, 1, 0]
     await expect(page.locator(".facts")).to_contain_text(f"group {ALERT}")
     await page.locator(".facts a").click()
     await expect(page.locator("h1")).to_have_text(f"group {ALERT}")
@@ -50,16 +50,16 @@ async def test_a_hostile_step_is_text_in_every_view(contents, open_page, rollout
         await fold.click()
     await page.get_by_role("button", name="Raw JSON").click()
     await page.locator(".tokens .t").nth(6).dispatch_event("pointerover")  # it may be on two lines
-    assert [0, 1, 0] == await created_elements(page)
+    assert await created_elements(page) == [0, 1, 0]
     assert await page.evaluate(f"!{HIDDEN}.test(document.body.textContent)")
     for tab in ("sequences", "plots"):
         await page.goto(f"{contents.url}/ui{rollout}/{tab}")
         await page.locator(".row.g-sequences, .plot").first.wait_for()
-        assert [0, 1, 0] == await created_elements(page)
+        assert await created_elements(page) == [0, 1, 0]
     await page.goto(f"{contents.url}/ui{rollout}/sequences")
     await page.locator("select").select_option("flagged")
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
-    assert [0, 1, 0] == await created_elements(page)
+    assert await created_elements(page) == [0, 1, 0]
 
 
 async def test_directional_and_control_characters_are_escaped(contents, open_page, rollout):
@@ -122,8 +122,8 @@ async def test_the_security_policy_blocks_injected_markup(contents, open_page):
         }"""
     )
 
-    assert ([], "refused") == (await page.evaluate("window.ran"), outcome)
-    assert ["frame-src", "style-src-elem"] == reports
+    assert (await page.evaluate("window.ran"), outcome) == ([], "refused")
+    assert reports == ["frame-src", "style-src-elem"]
 
 
 async def test_no_other_host_is_requested(contents, open_page):
@@ -135,7 +135,7 @@ async def test_no_other_host_is_requested(contents, open_page):
     await expect(page.locator(".sum")).to_have_text("20 of 20 rollouts with steps")
 
     assert len(urls) > 20
-    assert [] == [url for url in urls if not url.startswith(contents.url)]
+    assert [url for url in urls if not url.startswith(contents.url)] == []
 
 
 async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
@@ -160,7 +160,7 @@ async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
     await expect(page.locator("#live")).to_have_text("live")
 
     kept = await page.evaluate("[{...sessionStorage}, {...localStorage}, document.cookie, location.href]")
-    assert "control-key" == kept[0]["tokentape.key"]
+    assert kept[0]["tokentape.key"] == "control-key"
     assert [{}, "", f"{guarded.url}/ui"] == kept[1:]
     await page.reload()
     await expect(page.locator("a[href='#/rollout/secret']")).to_be_visible()
@@ -181,5 +181,5 @@ async def test_the_key_is_sent_to_the_control_api_only(guarded, open_page):
     await expect(page.locator("a[href='#/rollout/secret']")).to_be_visible()
 
     files = {key for url, key in requests if "/ui" in url}
-    assert ({None}, {"Bearer control-key"}) == (files, {key for url, key in requests if "/ui" not in url})
-    assert [] == [url for url, _ in requests if "control-key" in url]
+    assert (files, {key for url, key in requests if "/ui" not in url}) == ({None}, {"Bearer control-key"})
+    assert [url for url, _ in requests if "control-key" in url] == []

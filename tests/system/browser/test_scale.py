@@ -20,16 +20,16 @@ async def test_of_thousands_of_steps_only_those_in_view_are_in_the_document(many
     page.on("request", lambda request: urls.append(request.url))
     await expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", str(STEPS))
     assert await page.evaluate(NODES) < MAX_NODES
-    assert ["", "└ ", "│ "] == [await page.locator(f"#steps-{index} .branch").text_content() for index in range(3)]
+    assert [await page.locator(f"#steps-{index} .branch").text_content() for index in range(3)] == ["", "└ ", "│ "]
     await page.keyboard.press("End")
     await expect(page.locator(f"#steps-{STEPS - 1}")).to_be_visible()
     await page.evaluate("document.querySelector('.scroller').scrollTop = 60000")
     await expect(page.locator("#steps-2005")).to_be_visible()
     assert await page.evaluate(NODES) < MAX_NODES
-    assert [] == [url for url in urls if "/steps" in url]
+    assert [url for url in urls if "/steps" in url] == []
     await page.locator("#steps-2005").click()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
-    assert 1 == len([url for url in urls if "/steps/" in url and "/texts" not in url])
+    assert len([url for url in urls if "/steps/" in url and "/texts" not in url]) == 1
 
 
 async def test_of_hundreds_of_thousands_of_tokens_only_those_in_view_are_in_the_document(many, open_page):
@@ -103,6 +103,7 @@ async def test_every_view_fits_a_phone(contents, open_page, where, scheme):
 
     assert await page.evaluate(FITS)
     wide = "[...document.querySelectorAll('main button, main select, main input, main .fact')]"
-    assert [] == await page.evaluate(
-        f"{wide}.filter((e) => e.getBoundingClientRect().right > 361).map((e) => e.outerHTML)"
+    assert (
+        await page.evaluate(f"{wide}.filter((e) => e.getBoundingClientRect().right > 361).map((e) => e.outerHTML)")
+        == []
     )

@@ -16,7 +16,7 @@ async def test_a_search_lists_rollouts_with_their_matches_and_what_it_searched(c
     assert page.url.endswith("#/search/RECKON%2C%20and")
     first = page.locator(".found > li").first
     assert "You reckon, and answer in a sentence." in await first.locator("ul li").first.inner_text()
-    assert "reckon, and" == await first.locator("mark").first.inner_text()
+    assert await first.locator("mark").first.inner_text() == "reckon, and"
     await first.locator("ul a").first.click()
     await expect(page.locator("h1")).to_contain_text("Step")
 

@@ -45,7 +45,7 @@ async def test_tokens_are_coloured_by_mask(contents, open_page):
     assert prompt + len(step["choices"][0]["ids"]) == len(tokens)
     assert [token["i"] >= prompt for token in tokens] == [token["back"] == of_legend for token in tokens]
     assert [token["i"] >= prompt for token in tokens] == [token["line"] == "underline" for token in tokens]
-    assert "rgba(0, 0, 0, 0)" != of_legend
+    assert of_legend != "rgba(0, 0, 0, 0)"
 
 
 async def test_tokens_are_coloured_by_logprob(contents, open_page):
@@ -58,7 +58,7 @@ async def test_tokens_are_coloured_by_logprob(contents, open_page):
 
     assert len(BINS) == len(set(legend))
     assert [legend[bin_index(logprob)] for logprob in logprobs] == [token["back"] for token in tokens[prompt:]]
-    assert {"rgba(0, 0, 0, 0)"} == {token["back"] for token in tokens[:prompt]}
+    assert {token["back"] for token in tokens[:prompt]} == {"rgba(0, 0, 0, 0)"}
     assert len({bin_index(logprob) for logprob in logprobs}) > 2
     await page.reload()
     await expect(page.get_by_role("button", name="by logprob")).to_have_attribute("aria-pressed", "true")
@@ -72,7 +72,7 @@ async def test_a_flagged_step_has_the_colour_of_flagged_tokens(contents, open_pa
     flagged = await page.evaluate(BACK, ".legend .k-flagged")
     tokens = await shown(page)
 
-    assert {flagged} == {token["back"] for token in tokens[len(step["prompt_ids"]) :]}
+    assert {token["back"] for token in tokens[len(step["prompt_ids"]) :]} == {flagged}
     assert flagged not in {token["back"] for token in tokens[: len(step["prompt_ids"])]}
     await expect(page.locator(".facts")).to_contain_text(step["fidelity"]["why"][0])
 
@@ -96,7 +96,7 @@ async def test_hovering_a_token_shows_its_values(contents, open_page):
         assert (str(number), str([*step["prompt_ids"], *choice["ids"]][number])) == (values["token"], values["id"])
         assert texts[number] == orjson.loads(values["text"])
         if sampled < 0:
-            assert ("prompt", "\N{EN DASH}") == (values["mask"], values["logprob"])
+            assert (values["mask"], values["logprob"]) == ("prompt", "\N{EN DASH}")
             continue
         logprob = choice["logprobs"][sampled]
         assert math.isclose(logprob, float(values["logprob"]), abs_tol=5e-5)
@@ -110,7 +110,7 @@ async def test_spans_are_marked_and_reached_by_a_key(contents, open_page):
     page, step = await opened(contents, open_page, "branching", 2)
     prompt = len(step["prompt_ids"])
     starts = [token["i"] for token in await shown(page) if "span-start" in token["classes"]]
-    assert [prompt, prompt + 10] == starts
+    assert starts == [prompt, prompt + 10]
     for number in starts:
         await page.keyboard.press("n")
         await expect(page.locator(".t.current")).to_have_id(f"t-{number}")
@@ -128,7 +128,7 @@ async def test_ids_are_shown_if_texts_are_unknown(contents, open_page):
         shown_ids = [int(token["text"]) for token in await shown(page)]
         assert [*step["prompt_ids"], *step["choices"][0]["ids"]] == shown_ids
         await page.locator(f"#t-{len(step['prompt_ids'])}").hover()
-        assert "unknown" == (await facts(page))["text"]
+        assert (await facts(page))["text"] == "unknown"
         await page.goto("about:blank")
 
 
@@ -155,7 +155,7 @@ async def test_messages_are_shown(contents, open_page):
     contents_sent = [message["content"] for message in step["request"]["messages"]]
     reply = step["response"]["choices"][0]["message"]["content"]
 
-    assert [*contents_sent, reply] == [text.split("\n", 1)[1].strip() for text in texts]
+    assert [text.split("\n", 1)[1].strip() for text in texts] == [*contents_sent, reply]
 
 
 async def test_the_messages_sent_to_the_engine_are_shown(contents, open_page):
@@ -164,7 +164,7 @@ async def test_the_messages_sent_to_the_engine_are_shown(contents, open_page):
     texts = await page.locator(".message").all_inner_texts()
 
     assert "messages" not in step["request"]
-    assert ["system Be brief.", "user Hello?", "assistant Reply 1."] == [" ".join(text.split()) for text in texts]
+    assert [" ".join(text.split()) for text in texts] == ["system Be brief.", "user Hello?", "assistant Reply 1."]
     await page.get_by_text("1 tools").click()
     await expect(page.locator(".conversation > .fold")).to_contain_text('"type": "function"')
 
@@ -290,7 +290,7 @@ async def test_plots_have_axes_units_and_values(contents, open_page):
     await charts.nth(0).hover()
     await expect(plots.nth(0).locator(".value")).to_contain_text("reward")
     rewards = await values_of(plots.nth(0))
-    assert 18 == len(rewards)  # the two open ones have none
+    assert len(rewards) == 18  # the two open ones have none
     assert {"1", "2", "3", "4"} <= {value.rsplit(" ", 1)[1] for value in rewards}
     drawn = "(canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)"
     assert await plots.nth(0).locator("canvas").evaluate(drawn)
@@ -305,7 +305,7 @@ async def test_a_rollout_has_its_own_plots(contents, open_page):
     shown_counts = [int(bar.partition(": ")[2].partition(" ")[0].replace(",", "")) for bar in bars]
 
     assert counts == shown_counts[::-1]
-    assert 4 == len(await values_of(plots.nth(0)))
+    assert len(await values_of(plots.nth(0))) == 4
 
 
 async def test_a_point_of_a_chart_opens_what_it_is_of(contents, open_page):
@@ -350,7 +350,7 @@ async def test_a_token_has_its_most_likely_alternatives_and_the_entropy(empty, o
     page, _ = await opened(empty, open_page, "likely", 0)
     await page.locator("#t-4").hover()
     values = await facts(page)
-    assert '" a" 50 %, "b" 25 %' == values["top 2"]
+    assert values["top 2"] == '" a" 50 %, "b" 25 %'
     assert f"at least {round(0.5 * math.log(2) + 0.25 * math.log(4), 3)} nats" == values["entropy"]
     await page.locator("#t-5").hover()
     assert "entropy" not in await facts(page)

@@ -13,7 +13,7 @@ async def test_a_rollout_with_several_threads_lists_them_and_marks_their_steps(e
             headers={"X-Agent-Name": agent},
         )
         async with call as response:
-            assert 200 == response.status
+            assert response.status == 200
     page = await open_page(f"{empty.url}/ui#/rollout/r1")
     threads = page.locator(".facts div", has_text="Threads").locator("dd")
     await expect(threads).to_have_text("main (1) · searcher (1)")

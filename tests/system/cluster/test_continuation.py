@@ -45,9 +45,9 @@ async def test_each_rollout_is_one_sequence_whichever_proxy_takes_its_turn(binar
             await asyncio.gather(*(proxies[2].check_bridges(agent.rollout) for agent in agents))
         await store.close()
 
-    assert {(None, *["sent"] * (2 * _TURNS - 1))} == {tuple(continuations(found)) for found in steps.values()}
+    assert {tuple(continuations(found)) for found in steps.values()} == {(None, *["sent"] * (2 * _TURNS - 1))}
     assert all(step.exact for found in steps.values() for step in found)
-    assert {1} == {len(found) for found in rows.values()}
+    assert {len(found) for found in rows.values()} == {1}
 
 
 async def _turns(agents, proxies, turns) -> None:

@@ -99,7 +99,7 @@ def test_the_configuration_is_valid(monkeypatch):
         [program("haproxy"), "-c", "-f", str(CONFIGURATION)], capture_output=True, text=True, check=False
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 async def test_a_stream_is_forwarded_without_buffering(setup, engine, store, http):
@@ -113,7 +113,7 @@ async def test_a_stream_is_forwarded_without_buffering(setup, engine, store, htt
 
     assert b'"role":"assistant"' in first
     assert rest.endswith(b"data: [DONE]\n\n")
-    assert ("complete", True) == (step.status, step.exact)
+    assert (step.status, step.exact) == ("complete", True)
 
 
 @pytest.mark.parametrize("body", [BODY, STREAMED], ids=["unstreamed", "streamed"])
@@ -132,7 +132,7 @@ async def test_a_client_disconnect_ends_the_call_at_the_engine(setup, engine, st
     await asyncio.wait_for(engine.aborted.wait(), 50)
     (step,) = await wait_for_steps(store, "r1")
 
-    assert "the client disconnected" == step.reason
+    assert step.reason == "the client disconnected"
 
 
 async def test_calls_go_to_the_replica_with_the_fewest(setup, engine, http):
@@ -146,7 +146,7 @@ async def test_calls_go_to_the_replica_with_the_fewest(setup, engine, http):
     go_on.set()
     ends = [await response.read() for response in responses]
 
-    assert [5, 5] == found
+    assert found == [5, 5]
     assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
 
 
@@ -158,7 +158,7 @@ async def test_a_long_prompt_is_forwarded(setup, engine, store, http):
     async with http.post(f"{setup.models}/rollouts/r1{CHAT}", data=text, headers=kind) as response:
         status = response.status
 
-    assert 200 == status
+    assert status == 200
     assert body["messages"] == engine.requests[-1]["messages"]
 
 
@@ -192,7 +192,7 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
     process.send_signal(signal.SIGTERM)
     while await calls_after(30):
         pass
-    assert 404 == (await http.get(f"http://{setup.replicas[0]}:8400/")).status  # the port is still open
+    assert (await http.get(f"http://{setup.replicas[0]}:8400/")).status == 404  # the port is still open
     with pytest.raises(aiohttp.ClientConnectionError):  # connection refused, or closed while idle
         while (await http.get(f"http://{setup.replicas[0]}:8400/")).status:
             await until_calls(10)
@@ -208,7 +208,7 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
         await asyncio.gather(*agents)
 
     assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
-    assert 0 == code
+    assert code == 0
     assert {200: counts.total()} == counts
     assert counts.total() == sum([len(await stored_steps(store, f"r{number}")) for number in range(8)])
 
@@ -229,7 +229,7 @@ async def test_a_replica_reports_that_the_engine_is_unreachable(setup, engine, h
             responses.append((response.status, (await response.json())["error"]["type"]))
         await asyncio.sleep(0.1)
 
-    assert [(502, "upstream_error")] * 20 == responses
+    assert responses == [(502, "upstream_error")] * 20
 
 
 async def test_without_replicas_agents_get_503_with_retry_after(setup):
@@ -240,8 +240,8 @@ async def test_without_replicas_agents_get_503_with_retry_after(setup):
     async with aiohttp.ClientSession() as agent, agent.post(f"{setup.models}{CHAT}", json=BODY) as response:
         body = await response.json()
 
-    assert (503, "2") == (response.status, response.headers["Retry-After"])
-    assert "no_replica" == body["error"]["type"]
+    assert (response.status, response.headers["Retry-After"]) == (503, "2")
+    assert body["error"]["type"] == "no_replica"
 
 
 async def test_the_model_api_and_the_control_api_stay_separate(setup, http):
@@ -254,4 +254,4 @@ async def test_the_model_api_and_the_control_api_stay_separate(setup, http):
         at_control = response.status
 
     assert f"{setup.models}/rollouts/r1/v1" == opened["base_url"]
-    assert (404, 404) == (at_models, at_control)
+    assert (at_models, at_control) == (404, 404)

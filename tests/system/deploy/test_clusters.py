@@ -76,16 +76,16 @@ def test_the_shell_code_has_no_finding():
     task = yaml.safe_load(TASK.read_text())
     for text in (BATCH.read_text(), task["setup"], task["run"]):
         done = subprocess.run(shellcheck, input=text, capture_output=True, text=True, check=False)
-        assert (0, "") == (done.returncode, done.stdout)
-    assert 1 == subprocess.run(shellcheck, input="cd $1", capture_output=True, text=True, check=False).returncode
+        assert (done.returncode, done.stdout) == (0, "")
+    assert subprocess.run(shellcheck, input="cd $1", capture_output=True, text=True, check=False).returncode == 1
 
 
 def test_a_job_records_the_calls_of_its_trainer(slurm, tmp_path):
     """TokenTape and the trainer on the first node, the engine on the other; the store remains for the next job."""
     code, output = slurm(ENGINE="engine", TRAINER=f"{sys.executable} bin/train.py")
 
-    assert 0 == code, output
-    assert "True" == (tmp_path / "trained").read_text()
+    assert code == 0, output
+    assert (tmp_path / "trained").read_text() == "True"
     assert (tmp_path / "tokentape-data" / "appendonlydir").exists()
 
 
@@ -93,8 +93,8 @@ def test_a_job_ends_with_its_trainer_or_engine(slurm, programs):
     """With the exit code of the trainer; and at once if an engine does not start."""
     programs("fails", "exit 7")
 
-    assert 7 == slurm(ENGINE="engine", TRAINER="fails")[0]
-    assert 1 == slurm(ENGINE="false", TRAINER="true")[0]
+    assert slurm(ENGINE="engine", TRAINER="fails")[0] == 7
+    assert slurm(ENGINE="false", TRAINER="true")[0] == 1
 
 
 def test_a_task_records_the_calls_of_its_trainer(programs, tmp_path):
@@ -108,5 +108,5 @@ def test_a_task_records_the_calls_of_its_trainer(programs, tmp_path):
         ["bash", "-c", script], tmp_path, HOME=str(tmp_path), MODEL="m", TOKENTAPE_API_KEY="a-key", TRAINER=trainer
     )
 
-    assert 0 == code, output
-    assert "True" == (tmp_path / "trained").read_text()
+    assert code == 0, output
+    assert (tmp_path / "trained").read_text() == "True"

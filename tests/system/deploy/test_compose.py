@@ -35,7 +35,7 @@ def replica(services, monkeypatch):
 
 def test_it_conforms_to_the_specification(checker, compose_text):
     """With every variable of env.example substituted, there is no unknown field and no value of a wrong type."""
-    assert (0, "") == checker(PARSE, stdin=expand_anchors(compose_text))
+    assert checker(PARSE, stdin=expand_anchors(compose_text)) == (0, "")
 
 
 def test_an_unknown_field_is_found(checker, compose_text):
@@ -50,8 +50,8 @@ def test_the_replicas_environment_is_valid_settings(replica, services):
     """The variables configure keys, an engine, and a store that writes each step to disk."""
     assert replica.agents.api_keys
     assert replica.control.api_keys
-    assert ["http://simulator:8000"] == [endpoint.url for endpoint in replica.engines.endpoints]
-    assert "fsync" == replica.store.durability
+    assert [endpoint.url for endpoint in replica.engines.endpoints] == ["http://simulator:8000"]
+    assert replica.store.durability == "fsync"
     named = {name for name in services["proxy"]["environment"] if name.startswith("TOKENTAPE_")}
     assert set(services["proxy"]["environment"]) == named
 
@@ -71,16 +71,16 @@ def test_only_the_model_api_is_reachable_by_others(services):
     """Every other port is bound to this machine, and the agents' network contains only the model API's balancer."""
     ports = {name: service.get("ports", []) for name, service in services.items()}
 
-    assert ["8400:8400"] == ports.pop("models")
+    assert ports.pop("models") == ["8400:8400"]
     assert all(port.startswith("127.0.0.1:") for all_of_one in ports.values() for port in all_of_one)
-    assert ["models"] == [name for name, service in services.items() if "agents" in service["networks"]]
+    assert [name for name, service in services.items() if "agents" in service["networks"]] == ["models"]
 
 
 def test_our_containers_have_few_rights(services):
     """No capabilities, no new privileges, and nothing writable but /tmp and mounts."""
     for name in ("models", "control", "proxy", "simulator"):
-        assert ["ALL"] == services[name]["cap_drop"], name
-        assert ["no-new-privileges:true"] == services[name]["security_opt"], name
+        assert services[name]["cap_drop"] == ["ALL"], name
+        assert services[name]["security_opt"] == ["no-new-privileges:true"], name
         assert services[name]["read_only"] is True, name
 
 
@@ -89,7 +89,7 @@ def test_mounted_files_exist(services):
     mounted = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", [])]
     missing = [path for path in mounted if path.startswith("./") and not (DEPLOY / path).exists()]
 
-    assert [] == missing
+    assert missing == []
 
 
 def test_prometheus_scrapes_each_replica_with_a_control_key(compose_text, services):
@@ -98,11 +98,11 @@ def test_prometheus_scrapes_each_replica_with_a_control_key(compose_text, servic
     (job,) = [job for job in scraped if job["job_name"] == "tokentape"]
     (secret,) = services["prometheus"]["secrets"]
 
-    assert ["proxy"] == job["dns_sd_configs"][0]["names"]
+    assert job["dns_sd_configs"][0]["names"] == ["proxy"]
     assert services["proxy"]["deploy"]["replicas"] > 1
-    assert 8401 == job["dns_sd_configs"][0]["port"]
-    assert f"/run/secrets/{secret}" == job["authorization"]["credentials_file"]
-    assert {"environment": "CONTROL_KEY"} == yaml.safe_load(compose_text)["secrets"][secret]
+    assert job["dns_sd_configs"][0]["port"] == 8401
+    assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
+    assert yaml.safe_load(compose_text)["secrets"][secret] == {"environment": "CONTROL_KEY"}
 
 
 async def test_the_store_accepts_the_configuration_and_writes_to_disk(compose_text, replica, tmp_path):

@@ -96,7 +96,7 @@ def container(image, engine):
 
 def test_the_linter_finds_nothing(checker):
     """hadolint also checks the shell code; the check can fail."""
-    assert (0, "") == checker("hadolint", str(DOCKERFILE))
+    assert checker("hadolint", str(DOCKERFILE)) == (0, "")
     assert checker("hadolint", "-", stdin="FROM python\nRUN cd /x && apt-get install y\n")[0] != 0
 
 
@@ -104,7 +104,7 @@ def test_it_does_not_start_without_keys(image):
     """An image listens on all interfaces, so keys are required."""
     code, errors = Container(image).ends(image.command)
 
-    assert 78 == code
+    assert code == 78
     assert "agents.api_keys is empty" in errors
 
 
@@ -147,9 +147,9 @@ async def test_it_serves_is_healthy_and_ends_a_stream_before_it_stops(container,
     with container.running():  # stored steps are in /data
         kept = await (await http.get(f"{container.control}/rollouts/r1/steps", headers=control)).json()
 
-    assert (0, "") == healthy
+    assert healthy == (0, "")
     assert first.endswith(b"data: [DONE]\n\n")
     assert second.endswith(b"data: [DONE]\n\n")
-    assert ("stopping", 0) == (status, code)
-    assert 1 == unhealthy
-    assert ["complete"] * 2 == [step["status"] for step in kept["steps"]]
+    assert (status, code) == ("stopping", 0)
+    assert unhealthy == 1
+    assert [step["status"] for step in kept["steps"]] == ["complete"] * 2

@@ -19,7 +19,7 @@ def test_each_file_conforms_to_githubs_schema(checker, path, tmp_path):
     schema = ("--builtin-schema", f"vendor.github-{'workflows' if path.name == 'ci.yml' else 'issue-forms'}")
     (wrong := tmp_path / path.name).write_text(path.read_text().replace("name:", "nmae:"))
 
-    assert 0 == checker(VALIDATE, *schema, str(path))[0]
+    assert checker(VALIDATE, *schema, str(path))[0] == 0
     assert checker(VALIDATE, *schema, str(wrong))[0] != 0
 
 
@@ -34,8 +34,8 @@ def test_the_workflow_runs_what_ci_runs_and_builds_a_release_of_a_tag():
     ]
     classifiers = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["classifiers"]
 
-    assert ".ci/run" == runs["test"][-1]
-    assert ["make release PYTHON=python3.11"] == runs["release"]
+    assert runs["test"][-1] == ".ci/run"
+    assert runs["release"] == ["make release PYTHON=python3.11"]
     assert re.search(r"^release:", (DEPLOY.parent / "Makefile").read_text(), re.MULTILINE)
     assert {f"Programming Language :: Python :: {version}" for version in pythons} == {
         name for name in classifiers if re.search(r":: 3\.\d+$", name)

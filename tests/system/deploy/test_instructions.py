@@ -30,7 +30,7 @@ def test_every_file_in_a_command_exists(block):
         if re.fullmatch(r"(deploy/)?\w[\w./-]*\.(txt|yaml|example|service|sbatch)|deploy/[\w/]+", word)
     }
 
-    assert [] == [name for name in files - MADE if not (top / name).exists()]
+    assert [name for name in files - MADE if not (top / name).exists()] == []
 
 
 def test_every_variable_is_a_setting():
@@ -44,5 +44,5 @@ def test_every_variable_is_a_setting():
 
 def test_every_way_of_deployment_has_commands():
     """Docker, Compose, Kubernetes and systemd have a block of commands each, Slurm and SkyPilot one."""
-    assert 5 == len(BLOCKS)
+    assert len(BLOCKS) == 5
     assert "deploy/kubernetes/valkey" in words_from(BLOCKS[2])

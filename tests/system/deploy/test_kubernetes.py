@@ -77,7 +77,7 @@ def test_every_object_conforms_to_the_api(checker, version):
     files = [(FOLDER / f"{name}.example.yaml").read_text() for name in ("secret", "agents-namespace")]
     text = "---\n".join([built(FOLDER), built(FOLDER / "valkey"), *files])
 
-    assert (0, "") == checker(OF_THE_API, version, stdin=text)
+    assert checker(OF_THE_API, version, stdin=text) == (0, "")
 
 
 def test_an_unknown_field_is_found(checker):
@@ -92,8 +92,8 @@ def test_the_monitoring_objects_conform_to_the_operators_types(checker):
     """ServiceMonitor and PrometheusRule have no unknown field."""
     text = built(FOLDER / "monitoring")
 
-    assert ["PrometheusRule", "ServiceMonitor"] == sorted(document["kind"] for document in yaml.safe_load_all(text))
-    assert (0, "") == checker(OF_THE_OPERATOR, stdin=text)
+    assert sorted(document["kind"] for document in yaml.safe_load_all(text)) == ["PrometheusRule", "ServiceMonitor"]
+    assert checker(OF_THE_OPERATOR, stdin=text) == (0, "")
     assert checker(OF_THE_OPERATOR, stdin=text.replace("jobLabel", "jobName"))[0] != 0
 
 
@@ -110,7 +110,7 @@ def test_the_configuration_is_valid_settings(settings):
     assert settings.agents.api_keys
     assert len(settings.control.api_keys) == 2
     assert settings.engines.endpoints
-    assert "fsync" == settings.store.durability
+    assert settings.store.durability == "fsync"
     assert settings.store.password
 
 
@@ -145,10 +145,10 @@ def test_a_pod_is_not_root_and_writes_only_to_its_volumes(pod):
 
     assert f"USER {own['runAsUser']}:{own['runAsGroup']}" in image
     assert own["runAsNonRoot"] is True
-    assert {"type": "RuntimeDefault"} == own["seccompProfile"]
-    assert {
+    assert own["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-    } == container["securityContext"]  # fmt: skip
+    }  # fmt: skip
     assert {"/tmp", "/data"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
@@ -162,7 +162,7 @@ def test_every_selector_matches_the_pod(objects, pod):
         objects["Deployment", "tokentape"]["spec"]["selector"]["matchLabels"],
     ]
 
-    assert 5 == len(selectors)
+    assert len(selectors) == 5
     assert all(selector.items() <= labels for selector in selectors)
 
 
@@ -174,7 +174,7 @@ def test_agents_reach_only_the_model_api(objects):
             role = source["namespaceSelector"]["matchLabels"]["tokentape/role"]
             allowed.setdefault(role, set()).update(port["port"] for port in rule["ports"])
 
-    assert {"agents": {"models"}, "trainers": {"models", "control"}, "monitoring": {"control"}} == allowed
+    assert allowed == {"agents": {"models"}, "trainers": {"models", "control"}, "monitoring": {"control"}}
 
 
 def test_each_service_has_one_api(objects, pod):
@@ -215,8 +215,8 @@ async def test_the_probes_need_no_key(pod, store, http):
             async with http.get(f"{served.control_url}{path}") as response:
                 statuses[path] = response.status
 
-    assert {"control"} == {probe["port"] for probe in probes}
-    assert {"/health": 200, "/ready": 200, "/metrics": 401} == statuses
+    assert {probe["port"] for probe in probes} == {"control"}
+    assert statuses == {"/health": 200, "/ready": 200, "/metrics": 401}
 
 
 async def test_the_store_writes_to_disk_and_keeps_its_password_off_its_command_line(tmp_path):

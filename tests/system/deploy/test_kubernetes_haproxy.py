@@ -40,7 +40,7 @@ def variables_of(container):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_conforms_to_the_api(checker, version):
     """Strictly: no unknown field, no wrong value."""
-    assert (0, "") == checker(OF_THE_API, version, stdin=built(FOLDER))
+    assert checker(OF_THE_API, version, stdin=built(FOLDER)) == (0, "")
 
 
 def test_agents_and_trainers_reach_the_replicas_through_haproxy(objects):
@@ -54,9 +54,9 @@ def test_agents_and_trainers_reach_the_replicas_through_haproxy(objects):
     assert replicas == objects["Service", "tokentape-replicas"]["spec"]["selector"]
     assert balancers == objects["NetworkPolicy", "tokentape-haproxy"]["spec"]["podSelector"]["matchLabels"]
     assert balancers == objects["PodDisruptionBudget", "tokentape-haproxy"]["spec"]["selector"]["matchLabels"]
-    assert [{"matchLabels": balancers}] == [source["podSelector"] for source in allowed[0]["from"]]
-    assert ["models", "control"] == [port["port"] for port in allowed[0]["ports"]]
-    assert [{"tokentape/role": "monitoring"}] == [s["namespaceSelector"]["matchLabels"] for s in allowed[1]["from"]]
+    assert [source["podSelector"] for source in allowed[0]["from"]] == [{"matchLabels": balancers}]
+    assert [port["port"] for port in allowed[0]["ports"]] == ["models", "control"]
+    assert [s["namespaceSelector"]["matchLabels"] for s in allowed[1]["from"]] == [{"tokentape/role": "monitoring"}]
 
 
 def test_prometheus_scrapes_the_replicas(objects):
@@ -68,7 +68,7 @@ def test_prometheus_scrapes_the_replicas(objects):
         name for (kind, name), it in objects.items() if kind == "Service" and labels <= it["metadata"]["labels"].items()
     ]
 
-    assert ["tokentape-replicas"] == scraped
+    assert scraped == ["tokentape-replicas"]
 
 
 def test_haproxy_finds_every_replica_of_the_autoscaler(objects, containers):
@@ -131,4 +131,4 @@ async def test_calls_reach_more_replicas_than_16(containers, http, tmp_path):
                 except aiohttp.ClientConnectionError:
                     await asyncio.sleep(0.05)
 
-    assert set(replicas) == found
+    assert found == set(replicas)

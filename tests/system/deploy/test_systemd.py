@@ -35,7 +35,7 @@ def test_the_unit_is_valid(analyze):
     """No unknown setting, no bad value, and no warning."""
     done = analyze("verify")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_unknown_setting_is_found(analyze):
@@ -47,7 +47,7 @@ def test_it_has_few_rights(analyze):
     """systemd-analyze's exposure is at most 1.5 of 10; most of it is network access."""
     done = analyze("security", "--offline=true", f"--threshold={MAX_EXPOSURE}")
 
-    assert 0 == done.returncode, done.stdout[-400:]
+    assert done.returncode == 0, done.stdout[-400:]
 
 
 def test_without_sandboxing_the_check_fails(analyze):
@@ -62,7 +62,7 @@ def test_calls_have_time_to_finish():
     """Only the proxy's main process gets SIGTERM, and all are killed only after the default drain_timeout_s and 30 s."""
     unit = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
 
-    assert "mixed" == unit["KillMode"]
+    assert unit["KillMode"] == "mixed"
     assert int(unit["TimeoutStopSec"]) >= Settings().shutdown_delay_s + Settings().drain_timeout_s + 30
 
 
@@ -70,5 +70,5 @@ def test_a_refused_configuration_is_not_restarted_and_a_failure_is():
     """`serve` exits with this code if settings are invalid (tests/cli/test_main.py)."""
     unit = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
 
-    assert "on-failure" == unit["Restart"]
+    assert unit["Restart"] == "on-failure"
     assert str(int(Exit.REFUSED)) == unit["RestartPreventExitStatus"]

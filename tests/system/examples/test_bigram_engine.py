@@ -44,10 +44,10 @@ async def test_weights_are_replaced_by_a_post_and_unknown_models_are_rejected():
     with bigram_engine.serving("127.0.0.1", 0) as url:
         async with aiohttp.ClientSession(url) as http:
             async with http.post("/load_weights", data=ending.tobytes()) as response:
-                assert 200 == response.status
+                assert response.status == 200
             async with http.post("/v1/chat/completions", json=BODY) as response:
                 (choice,) = (await response.json())["choices"]
             async with http.post("/v1/embeddings", json={}) as response:
-                assert 404 == response.status
+                assert response.status == 404
 
-    assert ([END], "stop", "") == (choice["token_ids"], choice["finish_reason"], choice["message"]["content"])
+    assert (choice["token_ids"], choice["finish_reason"], choice["message"]["content"]) == ([END], "stop", "")

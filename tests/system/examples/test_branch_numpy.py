@@ -24,7 +24,7 @@ async def test_branches_learn_faster_than_whole_rollouts(store, tmp_path, whole,
     assert branches[-1][1] > whole_rollouts[-1][1] + 0.1, curves
     assert whole_rollouts[-1][0] + branches[-1][0] == sum(it["sampled_tokens"] for it in counts)
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert 3 == len(capsys.readouterr().out.splitlines())
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_the_tokens_of_rows_have_the_letter_before_and_the_advantage_of_their_step():
@@ -32,16 +32,16 @@ def test_the_tokens_of_rows_have_the_letter_before_and_the_advantage_of_their_st
     spans = [{"start": 2, "step_id": "s0", "owned": False}, {"start": 5, "step_id": "s1", "owned": True}]
     row = {"token_ids": [3, 27, 9, 4, 27, 5], "spans": spans, "advantages": {"s1": 0.5}}
 
-    assert ([4, 4], [5, 5], [0.5, -1.0]) == branch_numpy.sampled([row, {**row, "advantages": -1.0}])
+    assert branch_numpy.sampled([row, {**row, "advantages": -1.0}]) == ([4, 4], [5, 5], [0.5, -1.0])
 
 
 def test_an_update_raises_the_probability_of_tokens_with_a_higher_advantage():
     row = {"token_ids": [3, 27, 9], "spans": [{"start": 2, "step_id": "s", "owned": True}], "advantages": 1.0}
     other = {**row, "token_ids": [3, 27, 8], "advantages": -1.0}
     logits = np.zeros((28, 28), dtype=np.float32)
-    assert 2 == branch_numpy.learn(logits, [row, other], 2.0)
+    assert branch_numpy.learn(logits, [row, other], 2.0) == 2
 
-    assert [1.0, -1.0] == pytest.approx([logits[3, 9], logits[3, 8]])
+    assert pytest.approx([logits[3, 9], logits[3, 8]]) == [1.0, -1.0]
     assert pytest.approx(0.0) == logits.sum()
 
 
@@ -49,5 +49,5 @@ def test_an_update_raises_the_probability_of_tokens_with_a_higher_advantage():
 def test_the_reward_is_half_luck_and_half_the_share_of_right_replies(replies, reward):
     luck = branch_numpy.reward_of(["b", "c", "d", *"xxxxx"])
 
-    assert luck + reward / 2 == pytest.approx(branch_numpy.reward_of(list(replies)))
+    assert pytest.approx(branch_numpy.reward_of(list(replies))) == luck + reward / 2
     assert 0 <= luck <= 0.5

@@ -26,7 +26,7 @@ async def test_the_reward_rises_while_agents_are_ahead_of_the_trainer(store, run
     assert max(line[4] for line in lines) < 1e-5
     assert all(after < before for _, _, before, after, *_ in lines[:2])
     assert max(rewards[-2:]) > (0.75 if whole else max(rewards[:2]) + 0.05), rewards
-    assert {"done"} == {group["status"] for group in groups}
+    assert {group["status"] for group in groups} == {"done"}
     assert list(range(len(lines))) == [line[0] for line in lines]
     assert any(line[6] > 0 for line in lines)
     assert {span["policy_version"] for row in rows for span in row["spans"]} <= {str(line[0]) for line in lines}
@@ -52,8 +52,8 @@ def test_the_gradient_belongs_to_the_loss():
     logits = draws.normal(scale=0.3, size=(28, 28))
     _, gradient, ratio = grpo_numpy.loss_of(logits, sampled)
 
-    assert 64 == len(sampled.tokens)
-    assert ([6] * 20 + [7] * 12) * 2 == sampled.versions.tolist()
+    assert len(sampled.tokens) == 64
+    assert sampled.versions.tolist() == ([6] * 20 + [7] * 12) * 2
     assert sampled.before[20] == tokens[27]
     assert (ratio > 1.2).any()
     assert (ratio < 0.8).any()
@@ -62,7 +62,7 @@ def test_the_gradient_belongs_to_the_loss():
         moved[0][before, token] += 1e-4
         moved[1][before, token] -= 1e-4
         up, down = (grpo_numpy.loss_of(table, sampled)[0] for table in moved)
-        assert (up - down) / 2e-4 == pytest.approx(gradient[before, token], abs=2e-5)
+        assert pytest.approx(gradient[before, token], abs=2e-5) == (up - down) / 2e-4
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ async def test_an_agent_that_fails_costs_its_group_one_rollout(store, run, monke
             async with AsyncClient(served.url) as client:
                 rollouts = [rollout async for rollout in client.rollouts()]
 
-    assert 2 == len(lines)
-    assert 7 == sum(rollout["reward"] is not None for rollout in rollouts)
-    assert ["deadline"] == [rollout["reason"] for rollout in rollouts if rollout["status"] == "aborted"]
+    assert len(lines) == 2
+    assert sum(rollout["reward"] is not None for rollout in rollouts) == 7
+    assert [rollout["reason"] for rollout in rollouts if rollout["status"] == "aborted"] == ["deadline"]
 
 
 async def test_calls_resume_with_the_old_version_if_the_engine_is_unreachable(store):
@@ -105,8 +105,8 @@ async def test_calls_resume_with_the_old_version_if_the_engine_is_unreachable(st
             with pytest.raises(OSError, match="refused"):
                 await grpo_numpy.push(client, "http://127.0.0.1:9", np.zeros((28, 28), np.float32), 1, "run")
 
-            assert "0" == (await client.policy())["version"]
+            assert (await client.policy())["version"] == "0"
             group = await client.open_group(1)
             async with AsyncOpenAI(base_url=client.url, api_key="per rollout") as agents:
                 await grpo_numpy.play(client, agents, group["rollouts"][0])
-            assert "complete" == (await client.group(group["group_id"]))["status"]
+            assert (await client.group(group["group_id"]))["status"] == "complete"

@@ -60,11 +60,14 @@ async def test_each_trial_is_a_rollout_with_the_verifiers_reward(harbor, store):
         group = await client.group(name)
         batch = await client.claim_batch(consumer="trainer", groups=1, format="atif")
 
-    assert [("completed", 1.0, 1), ("completed", 0.0, 1), ("failed", None, 1), ("completed", 0.5, 1)] == [
-        (rollout["status"], rollout["reward"], rollout["steps"]) for rollout in group["rollouts"]
+    assert [(rollout["status"], rollout["reward"], rollout["steps"]) for rollout in group["rollouts"]] == [
+        ("completed", 1.0, 1),
+        ("completed", 0.0, 1),
+        ("failed", None, 1),
+        ("completed", 0.5, 1),
     ]
-    assert {"task": "hello"} == group["metadata"]
-    assert [name] == [entry["group_id"] for entry in batch["groups"]]
+    assert group["metadata"] == {"task": "hello"}
+    assert [entry["group_id"] for entry in batch["groups"]] == [name]
 
 
 async def test_a_job_that_fails_leaves_no_rollout_open(harbor, store, monkeypatch):
@@ -79,7 +82,7 @@ async def test_a_job_that_fails_leaves_no_rollout_open(harbor, store, monkeypatc
             await harbor_group.run_group(client, Path("tasks/hello"), "mini-swe-agent", "openai/policy", 4)
         (group,) = [group async for group in client.groups()]
 
-    assert ("complete", 4) == (group["status"], group["finished"])
+    assert (group["status"], group["finished"]) == ("complete", 4)
 
 
 @pytest.mark.parametrize(
@@ -95,5 +98,5 @@ def test_an_agent_gets_its_base_url_and_key_by_the_fields_of_harbors_configurati
     (published,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AgentConfig"]
     fields = {node.target.id for node in published.body if isinstance(node, ast.AnnAssign)}
 
-    assert (url, {key: "k"}) == (config["base_url"], config["env"])
+    assert (config["base_url"], config["env"]) == (url, {key: "k"})
     assert config.keys() <= fields

@@ -124,10 +124,10 @@ async def test_trl_trains_what_was_sampled(published, simulated):
     assert sampled == [(token, logprob) for token, logprob, is_trained in trained if is_trained]
     assert [token for token, _ in sampled] == ids
     assert steps[0]["prompt_ids"] == row.input_ids[: len(steps[0]["prompt_ids"])]
-    assert [0.7, 0.7] == [step["sampling"]["temperature"] for step in steps]
-    assert [("Hello", 4)] == seen
-    assert ("completed", 0.5, 0.5, 2) == (rollout["status"], rollout["reward"], reward, metrics["turns"])
-    assert "assistant" == completion[-1]["role"]
+    assert [step["sampling"]["temperature"] for step in steps] == [0.7, 0.7]
+    assert seen == [("Hello", 4)]
+    assert (rollout["status"], rollout["reward"], reward, metrics["turns"]) == ("completed", 0.5, 0.5, 2)
+    assert completion[-1]["role"] == "assistant"
 
 
 def ids_of(step):
@@ -143,7 +143,7 @@ async def test_an_agent_that_fails_or_hangs_has_no_reward(published, simulated, 
     async with AsyncClient(url) as client:
         rollout = await client.rollout(name)
 
-    assert ("failed", None, 1) == (rollout["status"], result[-1], metrics["turns"])
+    assert (rollout["status"], result[-1], metrics["turns"]) == ("failed", None, 1)
 
 
 async def test_a_call_that_ends_while_the_trace_is_read_has_a_turn_or_none(published, simulated):
@@ -176,7 +176,7 @@ async def test_a_session_without_an_agent_leaves_no_open_rollout(published, simu
     with pytest.raises(FileNotFoundError):
         await asyncio.to_thread(factory.create, "Hello", None, "r1")
     async with AsyncClient(url) as client:
-        assert "aborted" == (await client.rollout("r1"))["status"]
+        assert (await client.rollout("r1"))["status"] == "aborted"
 
 
 async def test_the_program_prints_the_turns_of_a_session(published, simulated, run):
@@ -187,7 +187,7 @@ async def test_the_program_prints_the_turns_of_a_session(published, simulated, r
         (rollout,) = [rollout async for rollout in client.rollouts()]
 
     assert [turn.node_id for turn in trace.turns] == [line.partition(":")[0] for line in output.splitlines()]
-    assert (2, "completed", None) == (len(trace.turns), rollout["status"], rollout["reward"])
+    assert (len(trace.turns), rollout["status"], rollout["reward"]) == (2, "completed", None)
 
 
 def test_its_trace_is_validated_by_openenv(published):

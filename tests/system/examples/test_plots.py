@@ -33,7 +33,7 @@ async def test_the_rows_of_a_proxy_are_plotted(simulated, run, tmp_path, which):
     _, output = await run(plots.main, "--url", url, "--out", tmp_path / "plots.png", *which)
 
     sampled = sum(sum(row["mask"]) for row in rows)
-    assert f"{tmp_path / 'plots.png'}: 4 rows, {sampled} sampled tokens, 2 policy versions\n" == output
+    assert output == f"{tmp_path / 'plots.png'}: 4 rows, {sampled} sampled tokens, 2 policy versions\n"
     assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -54,11 +54,14 @@ async def test_each_sampled_token_is_plotted_once(simulated):
     rows = await played(simulated[0])
     seen = plots.Seen(rows)
 
-    assert [9.0, 10.0, 10.0, 11.0] == sorted(
-        reward for version in seen.rewards.values() for group in version.values() for reward in group
-    )
-    assert {"9": 1, "10": 1} == {version: len(groups) for version, groups in seen.rewards.items()}
-    assert {0: 4, 1: 4} == {turn: len(lengths) for turn, lengths in seen.turns.items()}
+    assert sorted(reward for version in seen.rewards.values() for group in version.values() for reward in group) == [
+        9.0,
+        10.0,
+        10.0,
+        11.0,
+    ]
+    assert {version: len(groups) for version, groups in seen.rewards.items()} == {"9": 1, "10": 1}
+    assert {turn: len(lengths) for turn, lengths in seen.turns.items()} == {0: 4, 1: 4}
     assert sorted(seen.logprobs) == sorted(
         logprob for row in rows for logprob, mask in zip(row["logprobs"], row["mask"], strict=True) if mask
     )
@@ -75,7 +78,7 @@ def test_a_span_shared_by_branches_is_counted_once():
 
     seen = plots.Seen([row(True, True), row(False, True)])
 
-    assert [-1.0, -2.0, -3.0, -3.0] == seen.logprobs
+    assert seen.logprobs == [-1.0, -2.0, -3.0, -3.0]
 
 
 async def test_without_rows_the_exit_status_is_1(simulated, capsys):
@@ -94,4 +97,4 @@ def test_a_group_of_equal_rewards_is_plotted():
     plots.plot_rewards(axes, plots.Seen([row] * 3))
     plots.plt.close(figure)
 
-    assert "reward" == axes.get_ylabel()
+    assert axes.get_ylabel() == "reward"

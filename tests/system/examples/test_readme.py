@@ -26,7 +26,7 @@ def test_each_program_is_short_and_uses_only_the_client(program):
     assert len(program.read_text().splitlines()) <= 150
     assert "main" in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert "Shows " in (ast.get_docstring(tree) or "")
-    assert [] == [name for name in imported if name.partition(".")[0] in ("proxy", "storage")]
+    assert [name for name in imported if name.partition(".")[0] in ("proxy", "storage")] == []
 
 
 def test_the_table_has_every_program_and_its_commands_use_existing_options():
@@ -35,4 +35,4 @@ def test_the_table_has_every_program_and_its_commands_use_existing_options():
     assert len(COMMANDS) >= 6
     for name, arguments in COMMANDS:
         text = (EXAMPLES / name).read_text()
-        assert [] == [option for option in re.findall(r"--\w+", arguments) if f'"{option}"' not in text], name
+        assert [option for option in re.findall(r"--\w+", arguments) if f'"{option}"' not in text] == [], name

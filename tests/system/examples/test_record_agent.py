@@ -16,7 +16,7 @@ async def test_the_agent_is_recorded_unchanged_and_its_rows_are_printed(simulate
         steps = [step async for step in client.steps(row["rollout_id"])]
         rollout = await client.rollout(row["rollout_id"])
 
-    assert [False, False, True, True] == [bool(step["request"].get("stream")) for step in steps]
+    assert [bool(step["request"].get("stream")) for step in steps] == [False, False, True, True]
     assert "look_up(" in output
     assert "calculate(" in output
     sampled = [
@@ -25,7 +25,7 @@ async def test_the_agent_is_recorded_unchanged_and_its_rows_are_printed(simulate
         if is_sampled
     ]
     assert [step["choices"][0]["ids"] for step in steps] == sampled
-    assert ("completed", 1.0) == (rollout["status"], rollout["reward"])
+    assert (rollout["status"], rollout["reward"]) == ("completed", 1.0)
     assert rollout["metadata"]["agent"].endswith("tool_agent.py")
     assert record_agent.shape_of(row) in output
     assert f"{row['rollout_id']}: completed, reward 1.0" in output
@@ -36,7 +36,7 @@ async def test_a_failing_agent_leaves_a_failed_rollout(simulated, run):
     url, _ = simulated
     rows, output = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", "raise SystemExit(3)")
 
-    assert [] == rows
+    assert rows == []
     assert ": failed, reward 0.0" in output
 
 
@@ -55,9 +55,9 @@ async def test_the_key_alone_names_the_rollout(simulated, run):
     (row,), output = await run(record_agent.main, "--url", url, "--", sys.executable, "-c", KEYED)
 
     assert f"{row['rollout_id']}: completed" in output
-    assert 4 == sum(row["mask"])
+    assert sum(row["mask"]) == 4
 
 
 def test_a_row_is_printed_as_runs_of_prompt_and_sampled_tokens():
     """Prompt tokens are in brackets."""
-    assert "[2] 1 [1] 3" == record_agent.shape_of({"mask": [0, 0, 1, 0, 1, 1, 1]})
+    assert record_agent.shape_of({"mask": [0, 0, 1, 0, 1, 1, 1]}) == "[2] 1 [1] 3"

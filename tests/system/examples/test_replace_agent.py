@@ -31,8 +31,8 @@ async def test_the_replacement_goes_through_the_steps_of_the_dead_agent_and_cont
         found = {each["status"]: each["rollout_id"] async for each in client.rollouts()}
         dead, played = [[step async for step in client.steps(found[name])] for name in ("failed", "completed")]
 
-    assert (2, 4) == (output.count("from the tape"), output.count("sampled\n"))
+    assert (output.count("from the tape"), output.count("sampled\n")) == (2, 4)
     assert [step["step_id"] for step in dead] == [step["step_id"] for step in played[:2]]
-    assert [True, True, False, False] == ["inherited" in step for step in played]
+    assert ["inherited" in step for step in played] == [True, True, False, False]
     assert {found["completed"]} == {row["rollout_id"] for row in rows}
-    assert 4 * 8 == sum(sum(row["mask"]) for row in rows)
+    assert sum(sum(row["mask"]) for row in rows) == 4 * 8

@@ -31,9 +31,9 @@ async def test_the_agent_works_with_an_engine_directly(simulated):
     with OpenAI(base_url=f"{engine}/v1", api_key="none") as client:
         replies = await asyncio.to_thread(tool_agent.run_agent, client)
 
-    assert ["user", "assistant", "tool", "assistant"] * 2 == [message["role"] for message in replies]
+    assert [message["role"] for message in replies] == ["user", "assistant", "tool", "assistant"] * 2
     calls = [message["tool_calls"][0]["function"]["name"] for message in (replies[1], replies[5])]
-    assert ["look_up", "calculate"] == calls
+    assert calls == ["look_up", "calculate"]
     assert replies[2]["content"] in tool_agent.ORDERS.read_text().splitlines()
     assert all(message["content"] for message in replies[3::4])
 

@@ -20,8 +20,8 @@ async def test_it_returns_a_row_for_each_prompt_in_order(simulated, run):
         steps = {name: [step async for step in client.steps(name)] for name in rollouts}
         queued = (await client.claim_batch(consumer="late", groups=9))["groups"]
 
-    assert [4] * 5 == [len(result[key]) for key in KEYS]
-    assert 5 == len(output.splitlines())
+    assert [len(result[key]) for key in KEYS] == [4] * 5
+    assert len(output.splitlines()) == 5
     taken = {tuple(calls[0]["prompt_ids"]): [] for calls in steps.values()}
     for calls in steps.values():
         taken[tuple(calls[0]["prompt_ids"])].append([token for step in calls for token in step["choices"][0]["ids"]])
@@ -32,11 +32,11 @@ async def test_it_returns_a_row_for_each_prompt_in_order(simulated, run):
         assert 0 in mask
         assert 0 < reward <= 1
     assert result["prompt_ids"][0] == result["prompt_ids"][1] != result["prompt_ids"][2] == result["prompt_ids"][3]
-    assert [2, 2] == sorted(
+    assert sorted(
         sum(rollout["group_id"] == name for rollout in rollouts.values())
         for name in {rollout["group_id"] for rollout in rollouts.values()}
-    )
-    assert [] == queued
+    ) == [2, 2]
+    assert queued == []
 
 
 async def test_new_weights_are_pushed_and_announced_once_a_step(simulated):
@@ -56,7 +56,7 @@ async def test_new_weights_are_pushed_and_announced_once_a_step(simulated):
             await asyncio.to_thread(rollout_func, [[{"role": "user", "content": "Hello"}]], trainer)
             assert announced == str((await client.policy())["version"])
 
-    assert [1, 2] == pushed
+    assert pushed == [1, 2]
 
 
 async def test_of_several_sequences_the_last_is_trained(simulated):
@@ -72,7 +72,7 @@ async def test_of_several_sequences_the_last_is_trained(simulated):
     trainer = SimpleNamespace(num_generations=1, state=SimpleNamespace(global_step=0))
     result = await asyncio.to_thread(trl_rollout_func.make_rollout_func(url, solve), ["Hello"], trainer)
 
-    assert [[1, 1, 1]] == result["env_mask"]
+    assert result["env_mask"] == [[1, 1, 1]]
 
 
 async def test_a_rollout_without_a_row_is_an_error(simulated):
@@ -107,5 +107,5 @@ async def test_an_agent_that_fails_is_tried_again_and_a_prompt_without_a_row_is_
     async with AsyncClient(url) as client:
         statuses = [rollout["status"] async for rollout in client.rollouts()]
 
-    assert [True, False, True] == [any(mask) for mask in rows["env_mask"]]
-    assert (2, 4, 0) == tuple(statuses.count(status) for status in ("completed", "failed", "open"))
+    assert [any(mask) for mask in rows["env_mask"]] == [True, False, True]
+    assert tuple(statuses.count(status) for status in ("completed", "failed", "open")) == (2, 4, 0)

@@ -88,7 +88,7 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
     for name, (shown, properly) in seen.items():
         (step,) = await stored_steps(store, name)
         is_last = name == f"after-{len(events(cassette.response)) - 1}"
-        assert (is_last, is_last) == (properly, shown.endswith(END)), name
+        assert (properly, shown.endswith(END)) == (is_last, is_last), name
         assert ("complete" if is_last else "partial") == step.status, name
         assert is_last or "stream_cut" in step.problems, name
         assert is_prefix(step, whole), name
@@ -118,7 +118,7 @@ async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens
             await asyncio.wait_for(engine.aborted.wait(), 50)
             engine.aborted.clear()
             (step,) = await wait_for_steps(store, name)
-            assert ("partial", "the client disconnected", False) == (step.status, step.reason, step.delivered), name
+            assert (step.status, step.reason, step.delivered) == ("partial", "the client disconnected", False), name
             assert is_prefix(step, whole), name
             assert shown_events - 1 <= step.sampled <= len(read) - 1, name  # the first event has no token
 
@@ -148,7 +148,7 @@ async def test_a_client_disconnect_at_any_stage_of_an_unstreamed_call_leaves_one
             fed.clear()
             engine.aborted.clear()
             (step,) = await wait_for_steps(store, stage)
-            assert ("partial", False, ()) == (step.status, step.delivered, step.choices), stage
+            assert (step.status, step.delivered, step.choices) == ("partial", False, ()), stage
 
 
 async def test_a_client_disconnect_within_the_request_leaves_nothing(store, engine, http):
@@ -172,6 +172,6 @@ async def test_a_client_disconnect_within_the_request_leaves_nothing(store, engi
             await writer.wait_closed()
         asked_before = len(engine.requests)
         async with http.post(f"{served.url}/rollouts/r1{WHOLE.path}", json=WHOLE.body) as whole:
-            assert 200 == whole.status
+            assert whole.status == 200
 
-    assert (0, 1) == (asked_before, len(await stored_steps(store, "r1")))
+    assert (asked_before, len(await stored_steps(store, "r1"))) == (0, 1)

@@ -114,15 +114,15 @@ async def test_a_store_that_refuses_writes_is_a_503_with_the_reason_and_calls_co
         stored = {name: len(await stored_steps(store, name)) for name in ("before", "after", "began", "refused")}
         await store.close()
 
-    assert (200, 200) == (before[0], after[0])
+    assert (before[0], after[0]) == (200, 200)
     assert before[1].endswith(b"data: [DONE]\n\n")
     assert before[1].startswith(cut[1][:100])
     assert b"[DONE]" not in cut[1]
-    assert (503, "1", 0) == (refused[0], refused[2], sent)
+    assert (refused[0], refused[2], sent) == (503, "1", 0)
     assert b"store_unavailable" in refused[1]
-    assert 503 == ready[0]
+    assert ready[0] == 503
     assert all(word in ready[1] for word in words)
-    assert {"before": 1, "after": 1, "began": 0, "refused": 0} == stored
+    assert stored == {"before": 1, "after": 1, "began": 0, "refused": 0}
 
 
 async def names_in(http: aiohttp.ClientSession, url: str) -> list[str]:
@@ -140,7 +140,7 @@ async def test_a_full_store_accepts_deletions(server, engine, http):
             status = response.status
         names = await names_in(http, served.url)
 
-    assert (204, []) == (status, names)
+    assert (status, names) == (204, [])
 
 
 @pytest.mark.timeout(120)
@@ -166,4 +166,4 @@ async def test_rewrites_of_the_append_only_file_under_load_fail_no_call(tmp_path
         await system.stop()
 
     assert counted["ended"] >= 100
-    assert {200} == set(agents.statuses)
+    assert set(agents.statuses) == {200}

@@ -129,8 +129,8 @@ async def test_no_reply_is_cut_and_no_token_is_sampled_twice(server, tmp_path):
             trainer.cancel()
             await update(http, fleet.urls[2:], 10_000, dies=False)
             await agents.stop()
-            assert {0} == {
-                await part.end(signal.SIGTERM) for part in fleet.proxies
+            assert {await part.end(signal.SIGTERM) for part in fleet.proxies} == {
+                0
             }  # steps of lost clients are written
         finally:
             await fleet.stop()
@@ -150,10 +150,10 @@ async def test_no_reply_is_cut_and_no_token_is_sampled_twice(server, tmp_path):
             versions[len(choice.spans)] += 1
         if (ended := agents.ended.get(number)) is not None and ended.step_id == step.step_id:
             stored[number] += 1
-            assert ("complete", True, TOKENS) == (step.status, step.exact, step.sampled), f"call {number}"
+            assert (step.status, step.exact, step.sampled) == ("complete", True, TOKENS), f"call {number}"
             assert text == ended.text
 
-    assert [] == agents.cut
+    assert agents.cut == []
     assert set(stored.values()) == {1}
     assert stored.keys() == agents.ended.keys()
     assert versions[2] > 3, versions

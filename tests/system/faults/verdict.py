@@ -63,7 +63,7 @@ def _equals_the_engines_log(step, uid: str, ended: dict[str, str], logged: set[s
     got = step.choices[0].ids.tolist() if step.choices else []
     assert uid in logged or not got, f"{uid}: recorded, but never sampled"
     if step.status == "complete" and step.exact:
-        assert (ids, logprobs) == (got, step.choices[0].logprobs.tolist()), f"{uid}: not what the engine sampled"
+        assert (got, step.choices[0].logprobs.tolist()) == (ids, logprobs), f"{uid}: not what the engine sampled"
     else:
         sampled_ids = iter(ids)  # garbled events are skipped: the recorded ids are a subsequence
         assert all(token in sampled_ids for token in got), (

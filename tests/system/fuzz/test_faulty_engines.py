@@ -73,7 +73,7 @@ def test_the_model_writes_only_recorded_fields(kind):
             written -= {path for path in written if path[-1].startswith((" t", "token_id:"))}  # tokens, not field names
             # Not every recorded stream requested these.
             written -= {path for path in seen[call.path, False] if path[0] in ("usage", "__verbose")}
-            assert [] == sorted(written), (call.path, is_stream)
+            assert sorted(written) == [], (call.path, is_stream)
 
 
 async def test_an_exact_step_never_differs_from_what_was_sampled(fuzz):
@@ -128,7 +128,7 @@ async def test_a_faulty_engine_breaks_no_reader(fuzz, server, kind):
                 failures.append(f"seed {seed} of {kind}, group g{number}: {failed}\n{described}")
 
         await fuzz(0.004, SEEDS, check)
-        assert [] == failures, failures[0]
+        assert failures == [], failures[0]
         await readers.lists(Random(0))
 
 

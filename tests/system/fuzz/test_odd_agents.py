@@ -114,4 +114,4 @@ async def test_no_request_of_an_agent_causes_a_500(fuzz, server):
                 failures.append(f"seed {seed}: {failed}")
 
         await fuzz(0.01, SEEDS, check)
-        assert [] == failures, failures[0]
+        assert failures == [], failures[0]

@@ -9,8 +9,8 @@ def test_an_ejected_endpoint_fires_an_alert_with_its_name(seen):
     """Healthy endpoints do not."""
     ejected = seen.good_day["TokenTapeEndpointEjected"]
 
-    assert ["gone"] == [alert["labels"]["engine"] for alert in ejected]
-    assert ["firing"] == [alert["state"] for alert in ejected]
+    assert [alert["labels"]["engine"] for alert in ejected] == ["gone"]
+    assert [alert["state"] for alert in ejected] == ["firing"]
     assert "ejected endpoint gone" in ejected[0]["annotations"]["summary"]
     assert "TokenTapeNoHealthyEndpoint" not in seen.good_day
 
@@ -25,7 +25,7 @@ def test_flagged_steps_fire_an_alert_with_their_share(seen):
 
 def test_a_killed_store_fires_three_alerts(seen):
     """The store is down, an operation failed, and steps are in the journals."""
-    assert {"critical"} == {alert["labels"]["severity"] for alert in seen.store_down["TokenTapeStoreDown"]}
+    assert {alert["labels"]["severity"] for alert in seen.store_down["TokenTapeStoreDown"]} == {"critical"}
     assert {"open", "append"} & {alert["labels"]["operation"] for alert in seen.store_down["TokenTapeStoreFailing"]}
     assert float(seen.store_down["TokenTapeJournalNotEmpty"][0]["value"]) >= 1
 
@@ -41,11 +41,11 @@ def test_normal_operation_fires_no_alert_of_the_store_or_the_process(seen):
         "TokenTapeNoSteps",
     }
 
-    assert set() == quiet & seen.good_day.keys()
+    assert quiet & seen.good_day.keys() == set()
 
 
 def test_a_stopped_proxy_fires_an_alert(seen):
     """Its scrape target is down."""
     (down,) = seen.proxy_down["TokenTapeDown"]
 
-    assert "tokentape" == down["labels"]["job"]
+    assert down["labels"]["job"] == "tokentape"

@@ -68,7 +68,7 @@ def type_errors(model: dict) -> str:
 
 def test_every_field_is_valid():
     """Panels, options, fields and queries match the types of @grafana/schema."""
-    assert "" == type_errors(orjson.loads(dashboard_page()))
+    assert type_errors(orjson.loads(dashboard_page())) == ""
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_provisioning_matches_the_dashboard():
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
     asked = {panel["datasource"]["type"] for panel in dashboard()["panels"] if "datasource" in panel}
 
-    assert ("file", "/etc/grafana/dashboards") == (provider["type"], provider["options"]["path"])
+    assert (provider["type"], provider["options"]["path"]) == ("file", "/etc/grafana/dashboards")
     assert {source["type"]} == asked == {"prometheus"}
     assert source["isDefault"]

@@ -51,4 +51,4 @@ def test_a_wrong_rule_fails_its_test(binaries, tmp_path):
 
 def test_promtool_accepts_the_metrics_of_the_proxy(binaries, seen):
     """Names, units and help texts follow Prometheus' conventions."""
-    assert "" == promtool(binaries, "check", "metrics", stdin=seen.metrics).strip()
+    assert promtool(binaries, "check", "metrics", stdin=seen.metrics).strip() == ""

@@ -33,11 +33,11 @@ def test_no_rule_fails(seen):
     rules = [rule for group in seen.rules["groups"] for rule in group["rules"]]
 
     assert len(rules) == len(rules_by_kind("record")) + len(rules_by_kind("alert"))
-    assert {"ok"} == {rule["health"] for rule in rules}
+    assert {rule["health"] for rule in rules} == {"ok"}
 
 
 def test_the_proxy_was_scraped_with_its_key(seen):
     """From the file that deploy/prometheus/prometheus.yml names."""
     (target,) = [target for target in seen.targets["activeTargets"] if target["labels"]["job"] == "tokentape"]
 
-    assert ("up", "") == (target["health"], target["lastError"])
+    assert (target["health"], target["lastError"]) == ("up", "")

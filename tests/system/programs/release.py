@@ -72,7 +72,7 @@ def python_of(minor: int) -> Path | None:
     newest = sorted(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parts[-3])], reverse=True)
     found = [Path(path)] if (path := shutil.which(f"python3.{minor}")) else []
     runs = (
-        path for path in newest + found if 0 == subprocess.run([path, "-c", "import ensurepip"], check=False).returncode
+        path for path in newest + found if subprocess.run([path, "-c", "import ensurepip"], check=False).returncode == 0
     )
     return next(runs, None)
 
@@ -111,7 +111,7 @@ def check(python: Path, distribution: Path, environment: Path) -> None:
     _run(own, "-m", "pip", "install", "--quiet", "--constraint", str(constraints), str(distribution), cwd=environment)
     _run(own, "-m", "pip", "check", cwd=environment)
     with tempfile.TemporaryDirectory() as folder:
-        assert "r1" == exported_by([environment / "bin" / "tokentape"], Path(folder))["rollout_id"]
+        assert exported_by([environment / "bin" / "tokentape"], Path(folder))["rollout_id"] == "r1"
 
 
 def describe(python: Path, target: Path) -> None:

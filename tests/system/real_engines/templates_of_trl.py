@@ -158,10 +158,10 @@ async def measured(engine, tmp_path, rollouts, capsys) -> list[str]:
 @pytest.mark.timeout(1500, func_only=True)
 async def test_linear_rollouts_are_one_sequence_on_vllm(vllm, tmp_path, capsys):
     """With each template, in the request's `chat_template`."""
-    assert [] == await measured(vllm, tmp_path, chosen("vllm"), capsys)
+    assert await measured(vllm, tmp_path, chosen("vllm"), capsys) == []
 
 
 @pytest.mark.timeout(1500, func_only=True)
 async def test_linear_rollouts_are_one_sequence_on_sglang(sglang, tmp_path, capsys):
     """With each template that takes content as text, in the request's arguments of the template."""
-    assert [] == await measured(sglang, tmp_path, chosen("sglang"), capsys)
+    assert await measured(sglang, tmp_path, chosen("sglang"), capsys) == []

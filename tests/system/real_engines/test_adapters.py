@@ -43,9 +43,9 @@ async def test_calls_sample_from_the_adapter_of_the_announced_version(lora_engin
         steps = await through.steps("r")
         (listed,) = (await through.get("/engines"))["engines"]
 
-    assert [(0, 502), (3, 502)] == refused
-    assert ["1", "2", "2", "4"] == [step["policy_version"] for step in steps]
-    assert [[]] * 4 == [step["fidelity"]["problems"] for step in steps]
+    assert refused == [(0, 502), (3, 502)]
+    assert [step["policy_version"] for step in steps] == ["1", "2", "2", "4"]
+    assert [step["fidelity"]["problems"] for step in steps] == [[]] * 4
     first, second, repeated, last = (step["choices"][0]["ids"] for step in steps)
     assert (first, second) == (last, repeated)
     assert first != second
@@ -86,11 +86,11 @@ async def test_two_policies_are_adapters_of_one_engine_with_their_own_versions(l
         policies = {policy["name"]: policy["version"] for policy in (await client.policies())["policies"]}
         steps = await through.steps("r")
 
-    assert 3 == len({tuple(ids) for ids in (planner, critic, base)})
-    assert (True, [critic, base]) == (updated[0] != planner, updated[1:])
-    assert {"planner": "2", "critic": "c1", "default": None} == policies
+    assert len({tuple(ids) for ids in (planner, critic, base)}) == 3
+    assert (updated[0] != planner, updated[1:]) == (True, [critic, base])
+    assert policies == {"planner": "2", "critic": "c1", "default": None}
     critic_and_base = [("critic", "c1"), ("tiny", None)]
     assert [("planner", "1"), *critic_and_base, critic_and_base[0], ("planner", "2"), *critic_and_base] == [
         (step["model"]["served"], step["policy_version"]) for step in steps
     ]
-    assert [[]] * 7 == [step["fidelity"]["problems"] for step in steps]
+    assert [step["fidelity"]["problems"] for step in steps] == [[]] * 7

@@ -59,7 +59,7 @@ async def recorded(engine, tmp_path):
 async def row(recorded) -> dict:
     """A row of two turns."""
     (row,) = await recorded.rows("turns")
-    assert 2 * SAMPLED == sum(row["mask"])
+    assert sum(row["mask"]) == 2 * SAMPLED
     return row
 
 
@@ -82,7 +82,7 @@ async def others(row: dict) -> list[list[float | None]]:
         stderr=asyncio.subprocess.PIPE,
     )
     response, errors = await process.communicate(orjson.dumps({"ids": row["token_ids"], "asked": variants}))
-    assert 0 == process.returncode, errors.decode()
+    assert process.returncode == 0, errors.decode()
     *others, own = orjson.loads(response)
     # It must be the same model; otherwise the tests below prove nothing.
     bound = [range(span["start"], span["end"]) for span in row["spans"] if span["constrained"]]
@@ -125,7 +125,7 @@ async def test_shifts_are_detected_and_measured(row, audited):
     )
 
     found = [(sequence["verdict"], sequence["offset"]) for sequence in report["sequences"]]
-    assert [("shifted", -1), ("shifted", 1), ("shifted", 1), ("shifted", 1), ("shifted", -1), ("shifted", 1)] == found
+    assert found == [("shifted", -1), ("shifted", 1), ("shifted", 1), ("shifted", 1), ("shifted", -1), ("shifted", 1)]
     assert "about" in report["sequences"][5]["note"]  # no id after the lost one has its own context
 
 
@@ -153,7 +153,7 @@ async def test_logprobs_of_other_weights_and_temperatures_are_detected(row, audi
     report = await audited(with_logprobs(row, warm), with_logprobs(row, foreign))
     temperature, model = report["sequences"]
 
-    assert {"other weights": 2} == report["verdicts"]
+    assert report["verdicts"] == {"other weights": 2}
     assert "the values correlate" in temperature["note"]
     assert "hardly correlate" in model["note"]
 
@@ -190,11 +190,11 @@ async def test_tokens_under_a_grammar_are_not_part_of_the_verdict(bound, audited
     report, wrong, blind = [await audited(audited_row) for audited_row in (row, with_logprobs(row, foreign), unmarked)]
     sampled = row["spans"][0]["end"] - row["spans"][0]["start"]
 
-    assert [True, False] == [span["constrained"] for span in row["spans"]]
-    assert (True, {"aligned": 1}) == (report["aligned"], report["verdicts"])
-    assert (SAMPLED, sampled) == (report["tokens"], report["skipped"])
+    assert [span["constrained"] for span in row["spans"]] == [True, False]
+    assert (report["aligned"], report["verdicts"]) == (True, {"aligned": 1})
+    assert (report["tokens"], report["skipped"]) == (SAMPLED, sampled)
     assert report["max"] < 1e-3
-    assert (False, {"other weights": 1}) == (wrong["aligned"], wrong["verdicts"])
+    assert (wrong["aligned"], wrong["verdicts"]) == (False, {"other weights": 1})
     assert not blind["aligned"]  # the mark is required
     assert blind["max"] > 0.5
 
@@ -204,8 +204,8 @@ async def test_a_rollout_under_a_grammar_alone_has_nothing_to_compare(bound, row
     alone = await bound("required", goes_on=False)
     beside, by_itself = await audited(row, alone), await audited(alone)
 
-    assert (True, {"aligned": 1, "nothing to compare": 1}) == (beside["aligned"], beside["verdicts"])
-    assert (False, {"nothing to compare": 1}) == (by_itself["aligned"], by_itself["verdicts"])
+    assert (beside["aligned"], beside["verdicts"]) == (True, {"aligned": 1, "nothing to compare": 1})
+    assert (by_itself["aligned"], by_itself["verdicts"]) == (False, {"nothing to compare": 1})
     assert (0, sum(alone["mask"])) == (by_itself["tokens"], by_itself["skipped"])
 
 
@@ -230,7 +230,7 @@ async def test_a_tool_call_is_constrained_if_the_request_requires_it(engine, tmp
     unmarked = row | {"spans": [{**span, "constrained": None} for span in row["spans"]]}
     blind = await audited(unmarked)
 
-    assert [is_bound] == [span["constrained"] for span in row["spans"]]
+    assert [span["constrained"] for span in row["spans"]] == [is_bound]
     assert is_bound == (blind["max"] > 0.5)
     assert is_bound != blind["aligned"]
 
@@ -247,5 +247,5 @@ async def test_raw_logprobs_do_not_depend_on_sampling_parameters(engine, tmp_pat
         report = await audited(url=through.url)
 
     assert {"aligned": len(FREE)} == report["verdicts"], report
-    assert 0 == report["skipped"]
+    assert report["skipped"] == 0
     assert report["max"] < 1e-3

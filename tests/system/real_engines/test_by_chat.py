@@ -80,11 +80,11 @@ async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(engine, tm
         await converse(proxy, "r1", stream=stream)
         steps, rows, tree = await proxy.steps("r1"), await proxy.rows("r1"), await proxy.get("/rollouts/r1/tree")
 
-    assert 3 == len(steps)
+    assert len(steps) == 3
     assert all(step["fidelity"]["exact"] for step in steps), [step["fidelity"] for step in steps]
     check_rows(steps, rows)
-    assert 1 == len(rows) or tree["drift"], tree
-    assert ["tool_calls", "stop", "stop"] == [step["choices"][0]["finish_reason"] for step in steps]
+    assert len(rows) == 1 or tree["drift"], tree
+    assert [step["choices"][0]["finish_reason"] for step in steps] == ["tool_calls", "stop", "stop"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -124,7 +124,7 @@ async def test_errors_of_the_engine_keep_their_message(engine, tmp_path, kind):
                     await client.responses.create(model="m", input="a b " * 3000)
         (step,) = await proxy.steps("r1")
 
-    assert ("error", kind) == (step["status"], step["dialect"])
+    assert (step["status"], step["dialect"]) == ("error", kind)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -139,5 +139,5 @@ async def test_three_turns_of_responses_are_one_sequence_in_append(engine, tmp_p
         steps, rows = await proxy.steps("r1"), await proxy.rows("r1")
 
     check_rows(steps, rows)
-    assert [None, None] == [step["extra"]["continuation"].get("reason") for step in steps[1:]]
-    assert 1 == len(rows)
+    assert [step["extra"]["continuation"].get("reason") for step in steps[1:]] == [None, None]
+    assert len(rows) == 1

@@ -34,7 +34,7 @@ async def test_the_results_of_each_shape_are_those_recorded(request, pytestconfi
     if pytestconfig.getoption("record_certified"):
         path.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
-    assert "" == certificate.ended
+    assert certificate.ended == ""
     assert path.exists(), "run make certified, and read what changed in docs/exactness.md"
     assert results_of(orjson.loads(path.read_bytes())) == results_of(found), "run make certified if this is as intended"
 

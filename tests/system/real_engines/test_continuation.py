@@ -92,7 +92,7 @@ async def run(proxy, mode, *, extra, stream, tools):
         async with proxy.http.post(
             f"{proxy.url}/rollouts", json={"rollout_id": name, "continuation": mode}
         ) as response:
-            assert 201 == response.status
+            assert response.status == 201
         await converse(proxy, name, extra=extra, stream=stream, tools=tools, number=number)
         steps.append(await proxy.steps(name))
         rows.append(await proxy.rows(name))
@@ -114,8 +114,8 @@ async def test_a_linear_rollout_is_one_sequence_in_append(engine, tmp_path, temp
     async with through_proxy(engine.url, tmp_path) as proxy:
         steps, rows, drift = await run(proxy, "append", extra=fields_of(engine, template), stream=stream, tools=tools)
 
-    assert [] == drift, [step["extra"].get("continuation") for rollout in steps for step in rollout]
-    assert [1] * ROLLOUTS == [len(sequences) for sequences in rows]
+    assert drift == [], [step["extra"].get("continuation") for rollout in steps for step in rollout]
+    assert [len(sequences) for sequences in rows] == [1] * ROLLOUTS
     assert all(step["fidelity"]["exact"] for rollout in steps for step in rollout)
     # The scores of forced tool calls are those after the grammar.
     assert tools or max([max(await differences(engine, row), default=0) for (row,) in rows]) < TOLERANCE
@@ -129,7 +129,7 @@ async def test_a_template_that_keeps_turns_gives_one_sequence_in_faithful(engine
     async with through_proxy(engine.url, tmp_path / "tools") as proxy:
         _, loops, _ = await run(proxy, "faithful", extra=fields_of(engine, "keeps"), stream=stream, tools=True)
 
-    assert [1] * 2 * ROLLOUTS == [len(sequences) for sequences in chats + loops]
+    assert [len(sequences) for sequences in chats + loops] == [1] * 2 * ROLLOUTS
 
 
 async def test_a_template_that_strips_turns_forks_in_faithful_with_that_reason(engine, tmp_path):
@@ -138,7 +138,7 @@ async def test_a_template_that_strips_turns_forks_in_faithful_with_that_reason(e
         steps, rows, _ = await run(proxy, "faithful", extra=fields_of(engine, "strips"), stream=False, tools=False)
 
     assert all(len(sequences) > 1 for sequences in rows)
-    assert {"history"} == set(reasons(steps))
+    assert set(reasons(steps)) == {"history"}
 
 
 async def test_without_continuation_most_turns_fork(engine, tmp_path):

@@ -82,11 +82,11 @@ async def test_a_template_that_keeps_turns_gives_one_sequence_or_reported_drift(
     async with through_proxy(engine.url, tmp_path) as proxy:
         steps, rows, tree = await converse(proxy, "r1", stream=stream, preserve=True)
 
-    assert 3 == len(steps)
+    assert len(steps) == 3
     assert all(step["fidelity"]["exact"] for step in steps)
     check_rows(steps, rows)
     parents = [node["parent"] for node in tree["nodes"]]
-    assert 1 == parents[2]  # digits come back as they were sampled: the third turn extends the second
+    assert parents[2] == 1  # digits come back as they were sampled: the third turn extends the second
     assert len(rows) == 1 + len(tree["drift"]) == parents.count(None)
 
 

@@ -85,4 +85,4 @@ async def test_text_that_is_tokenized_differently_is_drift(engine, tmp_path):
 async def test_a_template_that_keeps_turns_has_no_drift(engine, tmp_path):
     """Digits come back as they were sampled."""
     async with through_proxy(engine.url, tmp_path, continuation=OFF_MODE) as proxy:
-        assert [] == await two_turns(proxy, first={"extra_body": KEPT | DIGITS}, then={"extra_body": KEPT | DIGITS})
+        assert await two_turns(proxy, first={"extra_body": KEPT | DIGITS}, then={"extra_body": KEPT | DIGITS}) == []

@@ -61,7 +61,7 @@ async def test_every_exported_sequence_scores_as_recorded(engine, tmp_path, stre
                 worst[name] = max(*found, worst.get(name, 0))
                 count += len(found)
 
-    assert {} == {name: difference for name, difference in worst.items() if difference > TOLERANCE}
+    assert {name: difference for name, difference in worst.items() if difference > TOLERANCE} == {}
     assert count > 1000
 
 
@@ -77,7 +77,7 @@ async def test_logprobs_under_a_grammar_are_those_after_its_mask(engine, tmp_pat
 
     assert all(score < logprob + TOLERANCE for logprob, score in pairs)
     assert max(logprob - score for logprob, score in pairs) > 1
-    assert [] == await differences(engine, row)
+    assert await differences(engine, row) == []
     assert DIGITS["regex"] in (
         step["sampling"].get("regex"),
         step["sampling"].get("structured_outputs", {}).get("regex"),

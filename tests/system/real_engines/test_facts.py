@@ -27,7 +27,7 @@ async def test_streamed_and_unstreamed_calls_sample_the_same(direct, n):
         ids += getattr(choice, "token_ids", None) or []
         logprobs += [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
 
-    assert expected == actual
+    assert actual == expected
     assert all(len(ids) == len(logprobs) > 0 for ids, logprobs in actual.values())
 
 

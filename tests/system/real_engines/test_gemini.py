@@ -72,11 +72,11 @@ async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(engine, tm
         await converse(connected(proxy), stream=stream)
         steps, rows, tree = await proxy.steps("r1"), await proxy.rows("r1"), await proxy.get("/rollouts/r1/tree")
 
-    assert ["gemini"] * 3 == [step["dialect"] for step in steps]
+    assert [step["dialect"] for step in steps] == ["gemini"] * 3
     assert all(step["fidelity"]["exact"] for step in steps), [step["fidelity"] for step in steps]
     check_rows(steps, rows)
-    assert 1 == len(rows) or tree["drift"], tree
-    assert ["tool_calls", "stop", "stop"] == [step["choices"][0]["finish_reason"] for step in steps]
+    assert len(rows) == 1 or tree["drift"], tree
+    assert [step["choices"][0]["finish_reason"] for step in steps] == ["tool_calls", "stop", "stop"]
 
 
 @STREAMS
@@ -91,8 +91,8 @@ async def test_three_turns_are_one_sequence_in_append(engine, tmp_path, connecte
         steps, rows = await proxy.steps("r1"), await proxy.rows("r1")
 
     check_rows(steps, rows)
-    assert [None, None] == [step["extra"]["continuation"].get("reason") for step in steps[1:]]
-    assert 1 == len(rows)
+    assert [step["extra"]["continuation"].get("reason") for step in steps[1:]] == [None, None]
+    assert len(rows) == 1
 
 
 async def test_the_count_of_tokens_equals_the_engines_rendering(engine, tmp_path, connected):
@@ -132,9 +132,9 @@ async def test_a_forced_function_and_a_schema_are_enforced_by_the_engine(vllm, t
 
     assert [FUNCTION["name"]] == [call.name for call in calls]
     parsed = ["".join(part.text or "" for part in one.content.parts if not part.thought) for one in text.candidates]
-    assert 2 == len(parsed)
+    assert len(parsed) == 2
     assert all(isinstance(orjson.loads(one)["a"], bool) for one in parsed if one.endswith("}"))
-    assert [1, 2] == [len(step["choices"]) for step in steps]
+    assert [len(step["choices"]) for step in steps] == [1, 2]
     assert all(not step["fidelity"]["problems"] for step in steps), [step["fidelity"] for step in steps]
 
 
@@ -145,5 +145,5 @@ async def test_errors_of_the_engine_keep_their_message(engine, tmp_path, connect
             await connected(proxy).models.generate_content(model="gemini-x", contents="a b " * 3000)
         (step,) = await proxy.steps("r1")
 
-    assert (400, "INVALID_ARGUMENT") == (raised.value.code, raised.value.status)
-    assert ("error", "gemini") == (step["status"], step["dialect"])
+    assert (raised.value.code, raised.value.status) == (400, "INVALID_ARGUMENT")
+    assert (step["status"], step["dialect"]) == ("error", "gemini")

@@ -82,7 +82,7 @@ async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tm
         (row,) = await proxy.rows("r1")
 
     assert prompt[:-2] == row["token_ids"]
-    assert 72 == sum(row["mask"])
+    assert sum(row["mask"]) == 72
 
 
 async def test_rules_of_a_rollout_apply_to_the_sampling_parameters(vllm, http, tmp_path):
@@ -90,12 +90,12 @@ async def test_rules_of_a_rollout_apply_to_the_sampling_parameters(vllm, http, t
     rules = {"override": {"temperature": 0.5}, "cap": {"max_completion_tokens": 3}}
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with http.post(f"{proxy.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
-            assert 201 == opened.status
+            assert opened.status == 201
         await post(http, f"{proxy.url}/rollouts/r1{GENERATE}", BODY)
         (step,) = await proxy.steps("r1")
 
-    assert (0.5, 3) == (step["sampling"]["temperature"], step["sampling"]["max_tokens"])
-    assert 3 == len(step["choices"][0]["ids"])
+    assert (step["sampling"]["temperature"], step["sampling"]["max_tokens"]) == (0.5, 3)
+    assert len(step["choices"][0]["ids"]) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -117,13 +117,13 @@ async def test_weights_that_change_in_flight_have_different_versions(vllm, http,
         await change_weights(http, vllm, "default")
 
     first, second = step["choices"][0]["spans"]
-    assert ("default", "v2") == (first["policy_version"], second["policy_version"])
+    assert (first["policy_version"], second["policy_version"]) == ("default", "v2")
     assert (0, second["start"], 1500) == (first["start"], first["end"], second["end"])
-    assert ["default", "v2"] == [span["policy_version"] for span in row["spans"]]
+    assert [span["policy_version"] for span in row["spans"]] == ["default", "v2"]
     assert step["fidelity"]["exact"]
 
 
 async def change_weights(http, vllm, version):
     """Set the engine's weight version; its weights do not change."""
     async with http.post(f"{vllm.url}/update_weight_version", json={"new_version": version}) as response:
-        assert 200 == response.status
+        assert response.status == 200

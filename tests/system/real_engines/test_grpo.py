@@ -40,4 +40,4 @@ async def test_two_consumers_take_four_groups_of_four_once_each(engine, tmp_path
             for rollout in group["rollouts"]
         ]
 
-    assert [1, 2, 3, 1] * 4 == turns
+    assert turns == [1, 2, 3, 1] * 4

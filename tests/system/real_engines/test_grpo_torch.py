@@ -26,12 +26,12 @@ async def test_the_importance_ratio_is_1_before_the_first_update_and_after_the_o
         subprocess.run, [*program, *short, *where], capture_output=True, text=True, check=False,
         env=os.environ | VARIABLES | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     updates = [(float(reward), float(ratio)) for _, reward, ratio in UPDATE.findall(done.stdout)]
     ratios = [ratio for _, ratio in updates]
 
-    assert 4 == len(updates), done.stdout
+    assert len(updates) == 4, done.stdout
     assert max(ratios) < 1e-3
-    assert 0 < ratios[0]
-    assert 0 < max(ratios[1:])  # tokens of later weights were compared
-    assert 4 * 8 <= len((tmp_path / "out" / "rows.ndjson").read_text().splitlines())
+    assert ratios[0] > 0
+    assert max(ratios[1:]) > 0  # tokens of later weights were compared
+    assert len((tmp_path / "out" / "rows.ndjson").read_text().splitlines()) >= 4 * 8

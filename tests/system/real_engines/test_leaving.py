@@ -54,12 +54,12 @@ async def test_a_client_disconnect_stops_the_engine(engine, tmp_path, stream):
         await until(lambda steps: len(steps) == 1, lambda: _steps(proxy))
         (step,) = await proxy.steps("r1")
 
-    assert ("partial", False, "the client disconnected") == (step["status"], step["delivered"], step["reason"])
+    assert (step["status"], step["delivered"], step["reason"]) == ("partial", False, "the client disconnected")
     assert "stream_cut" in step["fidelity"]["problems"]
     assert sum(len(choice["ids"]) for choice in step["choices"]) < 1900
     (choice,) = step["choices"]  # the call is aborted by its id, and its response has what was sampled
     assert 0 < len(choice["ids"]) == len(choice["logprobs"])
-    assert "abort" == choice["finish_reason"]
+    assert choice["finish_reason"] == "abort"
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "generate"])
@@ -83,10 +83,10 @@ async def test_an_unstreamed_call_that_is_interrupted_loses_no_token(engine, tmp
         resumed = await calling
         (first,), (second,) = await proxy.steps("r1"), await proxy.steps("r2")
 
-    assert 1 == second["extra"]["resumed"]
+    assert second["extra"]["resumed"] == 1
     assert 0 < second["extra"]["attempts"][0]["tokens"] < 1500 == len(second["choices"][0]["ids"])
     assert first["choices"][0]["ids"] == second["choices"][0]["ids"]
-    assert [] == second["fidelity"]["problems"]
+    assert second["fidelity"]["problems"] == []
     for each in (whole, resumed):
         each.get("choices", [{}])[0].pop("logprobs", None)
     names = ("choices", "text", "output_ids")

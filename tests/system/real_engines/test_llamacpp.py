@@ -93,7 +93,7 @@ async def test_an_agent_with_the_official_client_is_recorded_exactly(llamacpp, t
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
         steps = await proxy.steps("r1")
 
-    assert [True, True, True] == [step["fidelity"]["exact"] for step in steps], [step["fidelity"] for step in steps]
+    assert [step["fidelity"]["exact"] for step in steps] == [True, True, True], [step["fidelity"] for step in steps]
     for before, after in pairwise(steps):
         whole = before["prompt_ids"] + before["choices"][0]["ids"]
         assert after["prompt_ids"][: len(whole)] == whole or before["choices"][0]["finish_reason"] == "length"
@@ -113,5 +113,5 @@ async def test_recorded_logprobs_are_the_models_own(llamacpp, http, tmp_path):
     bodies = [_CHAT | {"max_tokens": 1, "grammar": 'root ::= "The"', "temperature": heat} for heat in (0, 0.8, 1.5)]
     _, steps = await call_and_read_steps(llamacpp, http, tmp_path, CHAT, *bodies)
 
-    assert 1 == len({step["choices"][0]["logprobs"][0] for step in steps})
-    assert {"raw_logprobs"} == {step["sampling"]["logprobs_mode"] for step in steps}
+    assert len({step["choices"][0]["logprobs"][0] for step in steps}) == 1
+    assert {step["sampling"]["logprobs_mode"] for step in steps} == {"raw_logprobs"}

@@ -146,7 +146,7 @@ async def test_a_forward_pass_of_the_same_weights_is_numeric_and_a_faulty_one_is
         exact, verdict = await judged(client, partial(trainer.score, dtype="float32"))
         seen = {fault: await judged(client, partial(trainer.score, fault=fault)) for fault in FAULTS}
 
-    assert [("numeric", None)] == verdict
+    assert verdict == [("numeric", None)]
     assert exact < 1e-4 < seen[None][0] < 0.05
     assert {fault: found for fault, (_, found) in seen.items()} == FAULTS
 
@@ -199,7 +199,7 @@ async def test_less_certain_tasks_and_first_tokens_are_no_fault(vllm, trainer, t
         fmean(value for _, values in sampled for value in values[part]) for part in (slice(8), slice(8, None))
     )
 
-    assert [("numeric", None)] == found
+    assert found == [("numeric", None)]
     assert uncertain < certain - 0.3
     assert first < rest - 0.3
 

@@ -90,7 +90,7 @@ async def post(http, url, body):
     if response.content_type == "application/json":
         return response.status, response.content_type, comparable(orjson.loads(text))
     *events, last, rest = text.split(b"\n\n")
-    assert (b"data: [DONE]", b"") == (last, rest)
+    assert (last, rest) == (b"data: [DONE]", b"")
     keys: set[str] = set()
     choices: dict[int, Any] = {}
     for event in events:
@@ -136,8 +136,8 @@ async def test_responses_are_sglangs_own_and_steps_are_exact(either, http, tmp_p
             (step,) = await proxy.steps(name)
 
             assert direct == shown, name
-            assert ("sglang_generate", []) == (step["dialect"], step["fidelity"]["problems"]), name
-            assert {"asked": None, "served": "tiny"} == step["model"]
+            assert (step["dialect"], step["fidelity"]["problems"]) == ("sglang_generate", []), name
+            assert step["model"] == {"asked": None, "served": "tiny"}
             prompts = step["prompts"] if step["prompt_ids"] is None else [step["prompt_ids"]]
             for kept, engine in zip(step["choices"], choices, strict=True):
                 pairs = engine["meta_info"]["output_token_logprobs"]
@@ -159,7 +159,7 @@ async def test_an_error_is_sglangs_own(sglang, http, tmp_path, stream):
             shown = await post(http, f"{proxy.url}/rollouts/{name}{GENERATE}", body)
             (step,) = await proxy.steps(name)
 
-            assert (direct, "error") == (shown, step["status"]), name
+            assert (shown, step["status"]) == (direct, "error"), name
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -186,7 +186,7 @@ async def test_sampled_ids_that_are_sent_back_extend_the_sequence(either, http, 
         (row,) = await proxy.rows("r1")
 
     assert prompt[:-2] == row["token_ids"]
-    assert 36 == sum(row["mask"])
+    assert sum(row["mask"]) == 36
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -206,9 +206,9 @@ async def test_weights_that_change_in_flight_have_different_versions(sglang, htt
         await change_version(http, sglang, "default")
 
     first, second = step["choices"][0]["spans"]
-    assert ("default", "v2") == (first["policy_version"], second["policy_version"])
+    assert (first["policy_version"], second["policy_version"]) == ("default", "v2")
     assert (0, second["start"], 1500) == (first["start"], first["end"], second["end"])
-    assert ["default", "v2"] == [span["policy_version"] for span in row["spans"]]
+    assert [span["policy_version"] for span in row["spans"]] == ["default", "v2"]
     assert step["fidelity"]["exact"]
 
 
@@ -216,7 +216,7 @@ async def change_version(http, engine, version):
     """Set the label of the engine's weights; they do not change, and running requests continue."""
     body = {"new_version": version, "abort_all_requests": False}
     async with http.post(f"{engine.url}/update_weight_version", json=body) as response:
-        assert 200 == response.status
+        assert response.status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -236,7 +236,7 @@ async def test_what_was_sampled_until_the_client_left_is_recorded(either, http, 
         await until(either, http, 0)
 
     (step,) = steps
-    assert ("partial", False, "the client disconnected") == (step["status"], step["delivered"], step["reason"])
+    assert (step["status"], step["delivered"], step["reason"]) == ("partial", False, "the client disconnected")
     assert {"stream_cut", "aborted", "unparsed_event"} >= set(step["fidelity"]["problems"])
     for choice in step["choices"]:
         assert 0 < len(choice["ids"]) == len(choice["logprobs"]) < 1500

@@ -36,7 +36,7 @@ async def test_a_prompt_equals_the_prompt_of_the_engines_own_endpoint(template, 
             expected[name] = await rendered(proxy, f"{engine.url}{path}/render", call)
             found[name] = await sampled_from(proxy, f"r{number}", path, call)
 
-    assert {} == {name: (expected[name], found[name]) for name in cases if expected[name] != found[name]}
+    assert {name: (expected[name], found[name]) for name in cases if expected[name] != found[name]} == {}
 
 
 @pytest.mark.parametrize("template", ["vllm", "qwen"])
@@ -53,7 +53,7 @@ async def test_the_token_count_of_a_prompt_is_its_length(template, request, tmp_
                 counted = await response.json()
                 found[name] = counted["input_tokens"] if response.status == 200 else response.status
 
-    assert expected == found
+    assert found == expected
 
 
 async def rendered(proxy, url, body):

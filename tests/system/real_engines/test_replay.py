@@ -45,7 +45,7 @@ async def test_a_synthetic_stream_has_the_contents_of_the_engines_own(vllm, http
         assert counted(live[1]) == counted(replayed[1])
     assert keys(replayed[1]) <= keys(live[1]) | ALWAYS
     assert sampled(direct_answers, stream=False)[0]["ids"] == step["choices"][0]["ids"]
-    assert (True, "replay") == (step["fidelity"]["exact"], step["extra"]["streaming"])
+    assert (step["fidelity"]["exact"], step["extra"]["streaming"]) == (True, "replay")
 
 
 def counted(chunks) -> dict:
@@ -98,7 +98,7 @@ async def test_a_client_disconnect_from_a_synthetic_stream_stops_the_engine(vllm
         response.close()
         await until(lambda running: running == 0, vllm.running)
 
-    assert b": keep-alive\n\n" == first
+    assert first == b": keep-alive\n\n"
 
 
 async def test_the_engine_type_is_detected(engine, http, tmp_path):
@@ -107,5 +107,5 @@ async def test_the_engine_type_is_detected(engine, http, tmp_path):
         (shown,) = (await proxy.get("/engines"))["engines"]
 
     assert (engine.kind, {"vllm": VLLM, "sglang": SGLANG}[engine.kind]) == (shown["kind"], shown["version"])
-    assert {"chat": "live", "completions": "live"} == shown["streams"]
+    assert shown["streams"] == {"chat": "live", "completions": "live"}
     assert orjson.dumps(shown["loses"])

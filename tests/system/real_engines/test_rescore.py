@@ -30,11 +30,11 @@ async def recorded(engine, tmp_path):
 async def test_the_logprobs_of_the_same_engine_agree_with_the_recorded_ones(recorded, scorer):
     """Within 1e-3 at temperature 1, for each trained token of each branch."""
     async with recorded.http.put(f"{recorded.url}/policy", json={"version": 5}) as response:
-        assert 200 == response.status
+        assert response.status == 200
     rows = (await recorded.get(f"/rollouts/r/export?rescore={scorer}"))["rows"]
 
-    assert 3 == len(rows)
-    assert [2 * SAMPLED, SAMPLED, SAMPLED] == [sum(row["mask"]) for row in rows]
+    assert len(rows) == 3
+    assert [sum(row["mask"]) for row in rows] == [2 * SAMPLED, SAMPLED, SAMPLED]
     for row in rows:
         version = "5" if scorer == "policy" else "t1"
         assert {"engine": row["rescored"]["engine"], "model": "tiny", "policy_version": version} == row["rescored"]
@@ -49,7 +49,7 @@ async def test_the_most_likely_tokens_are_the_engines(recorded):
     found = 0
     for bit, token, own, ids, logprobs in zip(*(row[name] for name in fields), strict=True):
         if bit:
-            assert 5 == len(set(ids)) == len(logprobs)
+            assert len(set(ids)) == len(logprobs) == 5
             assert logprobs == sorted(logprobs, reverse=True)
             assert own <= logprobs[0]
             if token in ids:
@@ -68,4 +68,4 @@ async def test_an_engine_with_another_vocabulary_is_an_error(llamacpp, engine, t
             ("policy", "cannot score token ids"),
         ):
             async with through.http.get(f"{through.url}/rollouts/r/export?rescore={scorer}") as response:
-                assert (422, True) == (response.status, words in (await response.json())["error"]["message"])
+                assert (response.status, words in (await response.json())["error"]["message"]) == (422, True)

@@ -288,8 +288,8 @@ UPDATED = pytest.mark.parametrize("update", [at_the_engine, by_tokentape])
 async def test_plain_replies_are_those_without_updates(engine, tmp_path, update):
     """None is cut, no sampled token is lost, and all tokens score as recorded, those of each version."""
     async with updated(engine, tmp_path, update, ("plain",)) as seen:
-        assert ([], {"none"}, {("kept",)}) == (seen.others, {reason for reason, _ in seen.calls}, seen.tokens.keys())
-        assert {"complete"} == {step["status"] for step in seen.steps}
+        assert (seen.others, {reason for reason, _ in seen.calls}, seen.tokens.keys()) == ([], {"none"}, {("kept",)})
+        assert {step["status"] for step in seen.steps} == {"complete"}
         assert [MOST_TOKENS] * len(seen.replies) == [len(step["choices"][0]["ids"]) for step in seen.steps]
         # A call that starts again before its first token, and is not resumed later, has no `resumed`.
         resumed, times = seen.calls["none", "resumed"], sum(step["extra"].get("resumed", 0) for step in seen.steps)

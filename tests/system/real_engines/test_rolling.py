@@ -89,10 +89,10 @@ async def test_agents_do_not_notice_rolling_updates(vllm, second_vllm, tmp_path)
         for engine in engines.values():
             await trained(http, engine, "default")
 
-    assert [] == [pair for pair in replies if pair[0] != pair[1]]
+    assert [pair for pair in replies if pair[0] != pair[1]] == []
     assert len(replies) + len(expected) == len(steps)
-    assert {("complete", TOKENS)} == {(step["status"], len(step["choices"][0]["ids"])) for step in steps}
-    assert {("kept",)} == tokens.keys()
+    assert {(step["status"], len(step["choices"][0]["ids"])) for step in steps} == {("complete", TOKENS)}
+    assert tokens.keys() == {("kept",)}
     cut = [attempt["endpoint"] for step in steps for attempt in step["extra"].get("attempts", ())]
     assert {"first", "second"} == {*cut}
     assert any(len(step["choices"][0]["spans"]) > 1 for step in steps)

@@ -13,7 +13,7 @@ async def test_vllms_defaults_are_recorded_with_a_call_that_sets_none(vllm, tmp_
         (engine,) = (await proxy.get("/engines"))["engines"]
         steps = await proxy.steps("r1")
 
-    assert 1.0 == engine["sampling_defaults"]["temperature"]
-    assert [1.0, 0] == [step["sampling"]["temperature"] for step in steps]
+    assert engine["sampling_defaults"]["temperature"] == 1.0
+    assert [step["sampling"]["temperature"] for step in steps] == [1.0, 0]
     assert engine["sampling_defaults"].items() <= steps[0]["sampling"].items()
     assert all("temperature" not in step["sent"]["set"] for step in steps)

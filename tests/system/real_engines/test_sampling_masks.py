@@ -34,7 +34,7 @@ async def row_of(through, rollout: str, request: dict) -> dict:
         if request.get("stream"):
             assert [chunk async for chunk in response]
     (row,) = (await through.get(f"/rollouts/{rollout}/export?format=sequences&rescore=policy"))["rows"]
-    assert SAMPLED == sum(row["mask"])
+    assert sum(row["mask"]) == SAMPLED
     return row
 
 
@@ -55,12 +55,12 @@ async def test_logprobs_over_the_mask_equal_the_scores_over_it(engine, tmp_path,
     (span,) = row["spans"]
     report = await audited(row)
 
-    assert "mask" == span["logprobs_over"]
+    assert span["logprobs_over"] == "mask"
     assert all(0 < len(ids) <= request["extra_body"]["top_k"] for ids in masks)
     for bit, token, ids in zip(row["mask"], row["token_ids"], row["sampling_mask"], strict=True):
         assert token in ids if bit else ids == []
     assert max(differences(row)) < 1e-4
-    assert ({"aligned": 1}, SAMPLED) == (report["verdicts"], report["tokens"])
+    assert (report["verdicts"], report["tokens"]) == ({"aligned": 1}, SAMPLED)
     assert report["max"] < 1e-4
 
 
@@ -99,7 +99,7 @@ async def test_a_row_without_a_mask_names_truncated_logprobs(processed, tmp_path
         (own, scored) for own, scored in zip(row["logprobs"], row["rescored_logprobs"], strict=True) if own is not None
     ]
 
-    assert ["truncated", None] == [each["spans"][0].get("logprobs_over") for each in (row, plain)]
+    assert [each["spans"][0].get("logprobs_over") for each in (row, plain)] == ["truncated", None]
     assert "sampling_mask" not in row
     assert all(exp(own) > 1.5 * exp(scored) for own, scored in sampled)
     assert max(differences(plain)) < 1e-3

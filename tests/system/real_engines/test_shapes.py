@@ -21,7 +21,7 @@ class Agent:
         self._seed += 1
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "seed": self._seed, "return_token_ids": True}
         async with self._http.post(self._url, json=body | more, headers=headers) as response:
-            assert 200 == response.status, await response.text()
+            assert response.status == 200, await response.text()
             return [prompt + choice["token_ids"] for choice in (await response.json())["choices"]]
 
 
@@ -107,7 +107,7 @@ async def test_steps_join_where_their_ids_extend_each_other(engine, tmp_path, sh
         tree = await proxy.get("/rollouts/r1/tree")
 
     assert all(step["fidelity"]["exact"] for step in recorded)
-    assert (steps, roots) == (len(recorded), tree["counts"]["roots"])
+    assert (len(recorded), tree["counts"]["roots"]) == (steps, roots)
     assert rows == len(exported)
     replaced = {(node["step_id"], node["choice"]) for node in tree["nodes"] if node["superseded"]}
     assert superseded == len(replaced)
@@ -122,4 +122,4 @@ async def test_a_retry_with_an_idempotency_key_is_one_step(engine, tmp_path):
         recorded = await proxy.steps("r1")
 
     assert replies[0] == replies[1] == replies[2]
-    assert 1 == len(recorded)
+    assert len(recorded) == 1

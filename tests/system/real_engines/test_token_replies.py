@@ -37,7 +37,7 @@ async def test_every_token_and_every_alternative_is_its_vocabulary_entry(
 
     assert ids == [vocabulary[entry.token] for entry in entries] == choices[-1].response_token_ids
     assert step["prompt_ids"] == choices[-1].prompt_token_ids
-    assert {alternatives} == {len(entry.top_logprobs) for entry in entries}
+    assert {len(entry.top_logprobs) for entry in entries} == {alternatives}
     for entry in entries if alternatives else ():
         named = {vocabulary[other.token]: other.logprob for other in entry.top_logprobs}
         assert named[vocabulary[entry.token]] == entry.logprob

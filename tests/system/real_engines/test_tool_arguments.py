@@ -51,7 +51,7 @@ async def test_the_simulator_renders_a_call_as_vllm_does(vllm, http, messages):
     async with http.post(f"{vllm.url}/tokenize", json={"model": "tiny", "messages": messages}) as response:
         rendered = orjson.loads(await response.read())
     if response.status != 200:
-        assert 400 == response.status
+        assert response.status == 400
         assert simulated(messages) is None
         return
     async with http.post(f"{vllm.url}/detokenize", json={"model": "tiny", "tokens": rendered["tokens"]}) as response:

@@ -44,9 +44,9 @@ async def train(trl, proxy: str, folder: Path, *arguments: str) -> list[tuple[fl
         text=True,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     lines = STEP.findall(done.stdout)
-    assert ["0", "1", "2"] == [step for step, *_ in lines], done.stdout
+    assert [step for step, *_ in lines] == ["0", "1", "2"], done.stdout
     return [(float(difference), int(tokens)) for _, difference, tokens, _ in lines]
 
 

@@ -77,7 +77,7 @@ async def test_llamacpp_returns_logprobs_only_if_its_ids_are_in_them(llamacpp, t
     in_them = stream and case == "completions"
 
     assert full_text == text
-    assert (True, in_them) == (step["fidelity"]["exact"], bool(step["choices"][0]["logprobs"]))
+    assert (step["fidelity"]["exact"], bool(step["choices"][0]["logprobs"])) == (True, in_them)
     assert (full["prompt_ids"], full["choices"][0]["ids"]) == (step["prompt_ids"], step["choices"][0]["ids"])
 
 
@@ -90,4 +90,4 @@ async def test_llamacpps_split_characters_are_exact_without_logprobs(llamacpp, t
         for logprobs in ("full", "off")
     ]
 
-    assert [False, True] == [fidelity["exact"] for fidelity in steps]
+    assert [fidelity["exact"] for fidelity in steps] == [False, True]

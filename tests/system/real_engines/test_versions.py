@@ -17,7 +17,7 @@ COMPLETIONS_CALL = (COMPLETIONS, LONG | {"prompt": [46, 77, 306, 1020]})
 
 async def admin(http, engine, path, body):
     async with http.post(engine.url + path, json=body) as response:
-        assert 200 == response.status, await response.text()
+        assert response.status == 200, await response.text()
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def during(sglang, tmp_path):
             await until(lambda count: count >= before + 20, lambda: sglang.metric("sampled"))
             await act(http)
             response = await calling
-            assert 200 == response.status
+            assert response.status == 200
             await response.read()
             (step,) = await proxy.steps("r1")
             (row,) = await proxy.rows("r1") or [None]
@@ -57,9 +57,9 @@ async def test_weights_that_change_in_flight_have_different_versions(sglang, dur
             await change(http, "default")
 
     first, second = step["choices"][0]["spans"]
-    assert ("default", "v2") == (first["policy_version"], second["policy_version"])
+    assert (first["policy_version"], second["policy_version"]) == ("default", "v2")
     assert (0, second["start"], 1500) == (first["start"], first["end"], second["end"])
-    assert ["default", "v2"] == [span["policy_version"] for span in row["spans"]]
+    assert [span["policy_version"] for span in row["spans"]] == ["default", "v2"]
     assert step["fidelity"]["exact"]
 
 
@@ -76,7 +76,7 @@ async def test_a_paused_call_is_exact(sglang, during, mode, stream):
 
     step, row = await during(CHAT_CALL, pause, stream=stream)
 
-    assert (True, 1500) == (step["fidelity"]["exact"], len(step["choices"][0]["ids"])), step["fidelity"]
+    assert (step["fidelity"]["exact"], len(step["choices"][0]["ids"])) == (True, 1500), step["fidelity"]
     assert max(await differences(sglang, row)) < TOLERANCE
     assert (mode == "retract" and not stream) == bool(step["extra"].get("retractions"))
 
@@ -93,6 +93,6 @@ async def test_an_aborted_call_has_what_was_sampled(sglang, during, path, stream
     step, row = await during(CHAT_CALL, abort, stream=stream, agents={"max_resumes": 0})
     (choice,) = step["choices"]
 
-    assert "abort" == choice["finish_reason"]
+    assert choice["finish_reason"] == "abort"
     assert 0 < len(choice["ids"]) == len(choice["logprobs"]) < 1500
-    assert (["aborted"], None) == (step["fidelity"]["problems"], row)
+    assert (step["fidelity"]["problems"], row) == (["aborted"], None)

@@ -29,9 +29,9 @@ async def test_an_agents_own_id_beyond_the_vocabulary_is_a_400(sglang, tmp_path,
                 found.append((response.status, await response.text()))
         (step,) = await proxy.steps("r1")
 
-    assert [400, 400, 200] == [status for status, _ in found]
+    assert [status for status, _ in found] == [400, 400, 200]
     assert f"is no token id of the engine, which has {SIZE} of them" in found[0][1]
-    assert KNOWN == step["prompt_ids"]
+    assert step["prompt_ids"] == KNOWN
 
 
 @pytest.mark.parametrize("ids", [UNKNOWN, [46, 77, 2**31 - 1]])

@@ -88,7 +88,7 @@ async def test_each_part_of_a_resumed_call_scores_by_the_weights_that_sampled_it
             url = f"{proxy.url}/rollouts/r{number}/v1/chat/completions"
             with suppress(aiohttp.ClientPayloadError):  # of random weights, which sample special tokens
                 async with http.post(url, json=body) as response:
-                    assert 200 == response.status, await response.text()
+                    assert response.status == 200, await response.text()
                     await response.read()
 
         try:
@@ -102,7 +102,7 @@ async def test_each_part_of_a_resumed_call_scores_by_the_weights_that_sampled_it
             await asyncio.gather(*calls)
             found = [row for number in range(6) for row in await proxy.rows(f"r{number}")]
             rows = [
-                row for row in found if ["0", "1"] == [span["policy_version"] for span in row["spans"] if span["owned"]]
+                row for row in found if [span["policy_version"] for span in row["spans"] if span["owned"]] == ["0", "1"]
             ]
             for version, folder in ((1, other_weights), (0, own)):
                 await load(engine, folder, version)
@@ -111,7 +111,7 @@ async def test_each_part_of_a_resumed_call_scores_by_the_weights_that_sampled_it
         finally:
             await load(engine, own, "default")
 
-    assert 0 < len(rows)
+    assert len(rows) > 0
     assert [{"aligned": len(rows)}] * 2 == [verdicts for _, verdicts in seen.values()]
     for old, new in zip(seen[0][0], seen[1][0], strict=True):
         assert old["0"] < TOLERANCE < 0.1 < new["0"]

@@ -57,8 +57,8 @@ async def test_the_body_limit_applies_to_inflated_bytes(api, engine, coding):
         tracemalloc.stop()
 
     code, status = UNSUPPORTED if coding in ("br", "bogus", "gzip, gzip") else ("request_too_large", 413)
-    assert (status, code) == (response.status, response.json["error"]["code"])
-    assert [] == engine.requests
+    assert (response.status, response.json["error"]["code"]) == (status, code)
+    assert engine.requests == []
     assert peak < 16 * MAX_BYTES
 
 
@@ -68,8 +68,8 @@ async def test_a_body_of_the_maximum_size_is_accepted(api, engine):
     taken = await api.call("POST", PATH, data=gzip.compress(exact), headers={"Content-Encoding": "gzip"})
     refused = await api.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
 
-    assert (MAX_BYTES, 200, 413) == (len(exact), taken.status, refused.status)
-    assert 1 == len(engine.requests)
+    assert (len(exact), taken.status, refused.status) == (MAX_BYTES, 200, 413)
+    assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize(("bomb", "status"), [
@@ -95,7 +95,7 @@ async def test_json_bombs_are_rejected_or_harmless(api, engine, bomb, status):
     assert status == response.status, response.text[:300]
     assert (status == 200) == bool(engine.requests)
     if b"last" in bomb:
-        assert "last" == engine.requests[0]["messages"][0]["content"]
+        assert engine.requests[0]["messages"][0]["content"] == "last"
 
 
 @pytest.mark.parametrize("lines", [
@@ -107,7 +107,7 @@ async def test_huge_headers_are_rejected(api, engine, lines):
     response = await api.raw(head % (PATH.encode(), lines))
 
     assert not response or response.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 async def test_the_length_of_a_path_is_limited(api):
@@ -137,7 +137,7 @@ async def test_an_incomplete_request_head_times_out(api, sent):
                 break
     writer.close()
 
-    assert 200 == other.status
+    assert other.status == 200
 
 
 @HASTY
@@ -148,4 +148,4 @@ async def test_an_incomplete_body_is_408(api, engine):
 
     assert response.startswith(b"HTTP/1.1 408")
     assert b"request_timeout" in response
-    assert [] == engine.requests
+    assert engine.requests == []

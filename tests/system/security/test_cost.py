@@ -97,7 +97,7 @@ async def check_cost(proxy, http, body: bytes) -> None:
     for path, expected in ((CHAT, 200), (ROLLOUTS, 413 if len(body) > 2**23 else 422)):
         status, found, grown = await measured(proxy, http, path, body)
 
-        assert expected == status
+        assert status == expected
         assert found.longest_s < MAX_CALLBACK_S, found.longest
         assert grown < max(10 * len(body), SMALL_BYTES), f"{grown / len(body):.1f} times its size"
 
@@ -131,7 +131,7 @@ async def test_a_short_body_of_very_many_messages_is_stored_outside_the_loop(pro
     body = b'{"messages":[%s]}' % b",".join([b"{}"] * 60_000)
     status, found, _ = await measured(proxy, http, CHAT, body)
 
-    assert 200 == status
+    assert status == 200
     assert found.longest_s < MAX_CALLBACK_S / 4, found.longest
 
 
@@ -143,7 +143,7 @@ async def test_ten_percent_more_values_are_rejected(store, engine, http, name):
         for count, size in ((alone, 0), (beside, MAX_BYTES)):
             data = BytesIO(listed(value, count * 11 // 10, size=size))
             async with http.post(served.url + CHAT, data=data) as response:
-                assert 413 == response.status
+                assert response.status == 413
 
 
 @pytest.mark.parametrize(("coding", "packed"), [

@@ -74,9 +74,9 @@ async def test_an_idempotency_key_of_any_bytes_is_a_key(api, engine, store):
         for key in (b"\xff", b"\xff", b"\xfe")
     ]
 
-    assert [b"200"] * 3 == [response[9:12] for response in responses]
-    assert [False, True, False] == [b"X-Idempotent-Replayed" in response for response in responses]
-    assert 2 == len(engine.requests)
+    assert [response[9:12] for response in responses] == [b"200"] * 3
+    assert [b"X-Idempotent-Replayed" in response for response in responses] == [False, True, False]
+    assert len(engine.requests) == 2
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_a
         ]
     steps = await stored_steps(store, "r1")
 
-    assert [502] * 5 == [answer.status for answer in answers]
+    assert [answer.status for answer in answers] == [502] * 5
     assert not [answer for answer in answers if url in answer.text.decode() or "Location" in answer.headers]
-    assert {"engine_disconnected"} == {answers[index].json["error"]["code"] for index in (0, 2, 3)}
-    assert ["error", "error"] == [answers[1].json["type"], steps[0].status]
+    assert {answers[index].json["error"]["code"] for index in (0, 2, 3)} == {"engine_disconnected"}
+    assert [answers[1].json["type"], steps[0].status] == ["error", "error"]
     assert not called.is_set()

@@ -60,8 +60,8 @@ async def victims(guarded):
     keys = {}
     for name in ("r1", "r2"):
         keys[name] = (await guarded.call("POST", "/rollouts", CONTROL, json={"rollout_id": name})).json["api_key"]
-    assert 200 == (await guarded.call("POST", "/rollouts/r2/v1/chat/completions", keys["r2"], json=CHAT)).status
-    assert 201 == (await guarded.call("POST", "/groups", CONTROL, json={"group_id": "g2", "size": 2})).status
+    assert (await guarded.call("POST", "/rollouts/r2/v1/chat/completions", keys["r2"], json=CHAT)).status == 200
+    assert (await guarded.call("POST", "/groups", CONTROL, json={"group_id": "g2", "size": 2})).status == 201
     keys["session"] = (await guarded.call("POST", "/sessions/create", CONTROL, json={})).json["uuid"]
     return keys
 
@@ -102,7 +102,7 @@ async def test_agent_keys_have_no_access_to_the_control_api(guarded, victims):
                 if response.status not in (401, 403):
                     passed.append((method, path, name, key, response.status))
 
-    assert [] == passed
+    assert passed == []
     assert before == await state(guarded)
 
 
@@ -141,7 +141,7 @@ async def test_a_minted_key_has_no_access_to_another_rollout_by_path(guarded, vi
     body = {**CHAT, "prompt": "hi", "rollout_id": "r1", "status": "COMPLETED"}
     response = await guarded.call(method, filled(path, "r2"), victims["r1"], json=body)
 
-    assert 403 == response.status
+    assert response.status == 403
     assert before == await state(guarded)
 
 
@@ -158,7 +158,7 @@ async def test_a_minted_key_has_no_access_to_another_rollout_by_header_or_body(g
     if path.endswith("completed"):
         assert {named.status, within.status} <= {400, 403, 422}
     else:
-        assert 403 == named.status
+        assert named.status == 403
         assert within.headers.get("X-Rollout-Id", "r1") == "r1"
     assert before["counts"] == (await guarded.call("GET", "/rollouts/r2", CONTROL)).json["counts"]
     assert (await guarded.call("GET", "/rollouts/r1", CONTROL)).json["group_id"] is None
@@ -171,7 +171,7 @@ async def test_a_minted_key_has_no_access_to_a_response_of_another_rollout(guard
     foreign = await guarded.call(method, filled(path, response.json["id"]), victims["r1"])
     own = await guarded.call("GET", filled("/v1/responses/{response_id}", response.json["id"]), victims["r2"])
 
-    assert (403, 200) == (foreign.status, own.status)
+    assert (foreign.status, own.status) == (403, 200)
 
 
 @pytest.mark.parametrize(("method", "path"), OF_SESSIONS)
@@ -179,16 +179,16 @@ async def test_a_minted_key_has_no_access_to_another_session(guarded, victims, m
     """Atropos sessions are rollouts: 403 for another one's key."""
     response = await guarded.call(method, filled(path, victims["session"]), victims["r1"], json=CHAT)
 
-    assert 403 == response.status
+    assert response.status == 403
 
 
 async def test_a_result_is_accepted_only_for_the_keys_own_rollout(guarded, victims):
     """Osmosis' callback with the ID of another rollout is 403, wherever the ID is."""
     body = {"rollout_id": "r2", "status": "COMPLETED", "final_messages": [], "reward": 1.0}
     for path in ("/v1/rollout/completed", "/rollouts/r2/v1/rollout/completed", "/sessions/r2/v1/rollout/completed"):
-        assert 403 == (await guarded.call("POST", path, victims["r1"], json=body)).status
+        assert (await guarded.call("POST", path, victims["r1"], json=body)).status == 403
 
-    assert "open" == (await guarded.call("GET", "/rollouts/r2", CONTROL)).json["status"]
+    assert (await guarded.call("GET", "/rollouts/r2", CONTROL)).json["status"] == "open"
 
 
 async def test_a_key_expires_with_its_rollout(guarded, victims):
@@ -197,5 +197,5 @@ async def test_a_key_expires_with_its_rollout(guarded, victims):
     again = await guarded.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})
     old = await guarded.call("POST", "/v1/chat/completions", victims["r1"], json=CHAT)
 
-    assert 201 == again.status
-    assert 401 == old.status
+    assert again.status == 201
+    assert old.status == 401

@@ -133,7 +133,7 @@ async def test_the_engine_gets_its_key_and_a_server_its_own(api, engine, store):
     engine.plays(WHOLE)
     await api.call("POST", "/rollouts/r1/v1/chat/completions", AGENT, json=CHAT)
 
-    assert f"Bearer {ENGINE}" == engine.headers[-1]["authorization"]
+    assert engine.headers[-1]["authorization"] == f"Bearer {ENGINE}"
 
 
 def test_a_malformed_request_is_logged_without_its_bytes(logged):
@@ -145,7 +145,7 @@ def test_a_malformed_request_is_logged_without_its_bytes(logged):
     )
 
     assert "planted" not in logged.getvalue()
-    assert 2 == logged.getvalue().count("Malformed request")
+    assert logged.getvalue().count("Malformed request") == 2
 
 
 async def test_settings_show_no_secret():

@@ -61,9 +61,9 @@ async def test_a_body_with_two_lengths_is_rejected(api, engine, store, lines):
     """Conflicting or malformed lengths are 400, nothing is forwarded, and the bytes behind are not read as a request."""
     response = await api.raw(request(*lines, body=BODY + HIDDEN))
 
-    assert [400] == statuses(response)
-    assert [] == engine.requests
-    assert (None, None) == (await store.get("hidden"), await store.get("r1"))
+    assert statuses(response) == [400]
+    assert engine.requests == []
+    assert (await store.get("hidden"), await store.get("r1")) == (None, None)
 
 
 @pytest.mark.parametrize("body", [
@@ -74,8 +74,8 @@ async def test_malformed_chunks_are_rejected(api, engine, body):
     """One 400; the bytes behind them are not read as a request."""
     response = await api.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
 
-    assert 400 == statuses(response)[0]
-    assert [] == engine.requests
+    assert statuses(response)[0] == 400
+    assert engine.requests == []
 
 
 async def test_one_request_is_one_request_to_the_engine(api, engine):
@@ -83,8 +83,8 @@ async def test_one_request_is_one_request_to_the_engine(api, engine):
     content = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": HIDDEN.decode()}]})
     response = await api.raw(request(body=content))
 
-    assert [200] == statuses(response)
-    assert 1 == len(engine.requests)
+    assert statuses(response) == [200]
+    assert len(engine.requests) == 1
     assert HIDDEN.decode() == engine.requests[0]["messages"][0]["content"]
     assert "transfer-encoding" not in engine.headers[0] or "content-length" not in engine.headers[0]
 
@@ -97,8 +97,8 @@ async def test_malformed_headers_are_rejected(api, engine, lines):
     """Control characters, folded lines and invalid names are 400, and nothing is forwarded."""
     response = await api.raw(request(*lines, path="/v1/chat/completions"))
 
-    assert [400] == statuses(response)
-    assert [] == engine.requests
+    assert statuses(response) == [400]
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ async def test_an_id_cannot_split_a_response(api, engine, name):
         response = await api.raw(request(path=path))
         head = response.partition(b"\r\n\r\n")[0].lower()
 
-        assert [400] == statuses(response) or [404] == statuses(response)
+        assert statuses(response) == [400] or statuses(response) == [404]
         assert b"\nx-evil" not in head
         assert b"\nset-cookie" not in head
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("field", ["rollout_id", "metadata"])
@@ -124,16 +124,16 @@ async def test_an_id_in_a_body_cannot_split_a_response(api, engine, field):
         body = b'{"messages":[],"%s":%s}' % (field.encode(), _ascii(value))
         response = await api.raw(request(body=body, path="/v1/chat/completions"))
 
-        assert [400] == statuses(response)
+        assert statuses(response) == [400]
         assert b"\nX-Evil" not in response
-    assert [] == engine.requests
+    assert engine.requests == []
 
 
 async def test_an_id_with_non_ascii_letters_is_one_header(api):
     """X-Rollout-Id has it in one line."""
     response = await api.raw(request(path="/rollouts/gr%C3%BC%C3%9F%20%2F%20%E2%9C%93/v1/chat/completions"))
 
-    assert [200] == statuses(response)
+    assert statuses(response) == [200]
     assert "X-Rollout-Id: grüß / ✓\r\n".encode() in response
 
 
@@ -145,8 +145,8 @@ async def test_hop_by_hop_headers_and_keys_are_not_forwarded(api, engine, store)
     )  # fmt: skip
     await api.raw(request(*lines))
 
-    assert [] == [name for name, value in engine.headers[0].items() if "planted" in value]
-    assert 1 == len(await stored_steps(store, "r1"))
+    assert [name for name, value in engine.headers[0].items() if "planted" in value] == []
+    assert len(await stored_steps(store, "r1")) == 1
 
 
 @pytest.mark.parametrize("path", [
@@ -161,7 +161,7 @@ async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, pa
     before = len(engine.requests)
     response = await api.raw(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
 
-    assert [404] == statuses(response)
+    assert statuses(response) == [404]
     assert before == len(engine.requests)
 
 
@@ -179,7 +179,7 @@ async def test_no_other_route_of_the_engine_is_reachable(api, engine, path):
 
 async def engine_is_known(api):
     """After one call, the proxy sends the engine no requests of its own."""
-    assert [200] == statuses(await api.raw(request()))
+    assert statuses(await api.raw(request())) == [200]
 
 
 def _ascii(value):

@@ -15,16 +15,16 @@ def test_every_line_of_the_threat_model_names_a_test():
     promises = [cells for cells in LINES if cells[0].strip() not in ("who", "---")]
 
     assert len(promises) > 25
-    assert [] == [cells for cells in promises if not NAMED.search(cells[-1])]
+    assert [cells for cells in promises if not NAMED.search(cells[-1])] == []
 
 
 def test_every_test_that_the_threat_model_names_exists():
     """A renamed test is renamed on the page, too."""
     named = NAMED.findall(PAGE)
 
-    assert [] == [
+    assert [
         name
         for path, name in named
         if not (ROOT / path).exists()
         or not re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
-    ]
+    ] == []

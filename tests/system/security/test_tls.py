@@ -51,7 +51,7 @@ async def test_both_apis_listen_with_tls(store, engine, certificate):
         with pytest.raises(aiohttp.ClientError):
             await http.get(served.url.replace("https", "http") + "/health")
 
-    assert (True, 200, 201) == (served.url.startswith("https://"), called.status, opened.status)
+    assert (served.url.startswith("https://"), called.status, opened.status) == (True, 200, 201)
     assert rollout["base_url"].startswith("https://")
 
 
@@ -71,7 +71,7 @@ async def test_old_versions_of_tls_are_rejected(store, engine, certificate):
         with pytest.raises(aiohttp.ClientError):
             await http.get(served.url + "/health", ssl=older)
 
-    assert 200 == spoken.status
+    assert spoken.status == 200
 
 
 async def test_invalid_certificate_files_are_reported(store, engine, tmp_path, certificate):
@@ -90,13 +90,13 @@ async def test_an_engine_with_tls_is_called_if_its_ca_is_trusted(store, certific
             proxying(url, store) as served,
             http.post(served.url + "/v1/chat/completions", json=CHAT) as refused,
         ):
-            assert 503 == refused.status
-        assert [] == requests
+            assert refused.status == 503
+        assert requests == []
         async with (
             proxying(url, store, engines={"ca_file": certificate[0]}) as served,
             http.post(served.url + "/v1/chat/completions", json=CHAT) as called,
         ):
-            assert 200 == called.status
+            assert called.status == 200
 
     assert "/v1/chat/completions" in requests
 
@@ -111,4 +111,4 @@ async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine
     export = ExportRequest("sequences", (), None, "exact", "ndjson")
     await download(ControlAddress(None, settings, None), export, out)
 
-    assert b"" == out.read_bytes()
+    assert out.read_bytes() == b""

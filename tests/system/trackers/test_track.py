@@ -39,7 +39,7 @@ def run(url, tmp_path, monkeypatch):
     async def run(*options):
         arguments = ("-m", "tokentape", "track", "--url", url, "--file", str(tmp_path / "log"), "--once", *options)
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=os.environ)
-        assert 0 == await process.wait()
+        assert await process.wait() == 0
         return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
 
     return run
@@ -111,8 +111,10 @@ async def test_wandb_has_each_rollout_once(url, run, tmp_path):
         [(0, expected[0] | sampled), (1, expected[1])],
         [(0, expected[0]), (1, expected[1]), (2, expected[2] | sampled)],
     ] == sorted(runs, key=len)
-    assert {"reward": 1.0, "policy_version": 3, "staleness": 0} == {
-        name: lines[1]["values"][name] for name in ("reward", "policy_version", "staleness")
+    assert {name: lines[1]["values"][name] for name in ("reward", "policy_version", "staleness")} == {
+        "reward": 1.0,
+        "policy_version": 3,
+        "staleness": 0,
     }
 
 
@@ -128,8 +130,8 @@ async def test_mlflow_has_each_rollout_once_at_its_policy_version(url, run):
     client = await asyncio.to_thread(MlflowClient)
     (kept,) = client.search_runs([client.get_experiment_by_name("project").experiment_id])
     rewards = client.get_metric_history(kept.info.run_id, "rollout/reward")
-    assert ["rollouts/0.txt"] == [file.path for file in client.list_artifacts(kept.info.run_id, "rollouts")]
-    assert ("first", 3.0) == (kept.info.run_name, kept.data.metrics["rollouts"])
+    assert [file.path for file in client.list_artifacts(kept.info.run_id, "rollouts")] == ["rollouts/0.txt"]
+    assert (kept.info.run_name, kept.data.metrics["rollouts"]) == ("first", 3.0)
     assert [(line["values"]["reward"], line["values"]["policy_version"], line["finished_ms"]) for line in lines] == [
         (metric.value, metric.step, metric.timestamp) for metric in rewards
     ]

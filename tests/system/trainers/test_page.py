@@ -174,12 +174,12 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
     made = await asyncio.to_thread(page.rollout_func, [TASK] * 3 + [other] * 3, SimpleNamespace(args=args))
     lengths = [len(ids) for ids in made["prompt_ids"]]
 
-    assert {"prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id", "reward"} == made.keys()
-    assert {6} == {len(entries) for entries in made.values()}
+    assert made.keys() == {"prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_id", "reward"}
+    assert {len(entries) for entries in made.values()} == {6}
     assert lengths[0] < lengths[3]
     assert lengths == sorted(lengths)
     assert made["reward"] == page.recorded_reward(None, **{key: made[key] for key in ("reward", "env_mask")})
-    assert [{**SAMPLING, **stop, "max_tokens": 24}] * 6 == await sampled_with(page)
+    assert await sampled_with(page) == [{**SAMPLING, **stop, "max_tokens": 24}] * 6
 
 
 def faulty(page, monkeypatch, fault, is_faulty):
@@ -209,7 +209,7 @@ async def hangs(page, rollout):
 async def killed(page, rollout):
     """An agent in a process that is killed."""
     agent = await asyncio.create_subprocess_exec("sh", "-c", "kill -9 $$")
-    assert 0 == await agent.wait()
+    assert await agent.wait() == 0
 
 
 async def end_at_limits(page, client, rollout_id):
@@ -260,8 +260,8 @@ async def test_an_agent_that_ends_badly_is_run_again_and_ends_no_run(page, monke
         await client.put_policy(3)  # AReaL requires a version
     masks = await asyncio.wait_for(requested(page, trainer, [TASK] * 3), 60)
 
-    assert [True] * 3 == [any(mask) for mask in masks]
-    assert {"completed": 3, "aborted": 1} == await endings(page)
+    assert [any(mask) for mask in masks] == [True] * 3
+    assert await endings(page) == {"completed": 3, "aborted": 1}
 
 
 async def fed(page, trainer):
@@ -291,8 +291,8 @@ async def test_a_group_with_an_agent_that_ends_badly_is_trained_whole(page, monk
     faulty(page, monkeypatch, fault, lambda number, task: number == 1)
     await asyncio.wait_for(play(page, sampling=page.rules(24, temperature=0.5)), 60)
 
-    assert 4 == await asyncio.wait_for(fed(page, trainer), 60)
-    assert {"completed": 4, "aborted": 1} == await endings(page)
+    assert await asyncio.wait_for(fed(page, trainer), 60) == 4
+    assert await endings(page) == {"completed": 4, "aborted": 1}
 
 
 RUNNER = """
@@ -323,14 +323,14 @@ async def test_a_group_of_a_process_that_was_killed_is_trained_without_its_last_
         await client.put_policy(3)
     program = PROGRAMS[0].text.replace("http://127.0.0.1:8400", page.url) + RUNNER
     runner = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-    assert -9 == await runner.wait()
+    assert await runner.wait() == -9
     training = asyncio.create_task(fed(page, trainer)) if trainer != "async_grpo" else None
     async with AsyncClient(page.url) as client:
         for _ in range(3):
             (rollout,) = [rollout async for rollout in client.rollouts(status="open")]
             await end_at_limits(page, client, rollout["rollout_id"])
 
-    assert 3 == await asyncio.wait_for(training or fed(page, trainer), 60)
+    assert await asyncio.wait_for(training or fed(page, trainer), 60) == 3
 
 
 @pytest.mark.parametrize("trainer", ["trl", "skyrl"])
@@ -342,8 +342,8 @@ async def test_a_task_with_failed_attempts_only_has_a_row_without_trained_tokens
     with pytest.raises(RuntimeError, match="3 attempts at a task have no row"):
         await requested(page, trainer, [other])
 
-    assert [True, False, True] == [any(mask) for mask in masks]
-    assert {"completed": 2, "aborted": 6} == await endings(page)
+    assert [any(mask) for mask in masks] == [True, False, True]
+    assert await endings(page) == {"completed": 2, "aborted": 6}
 
 
 async def test_an_episode_of_areal_is_rejected_if_all_attempts_fail(page, monkeypatch):
@@ -368,10 +368,10 @@ async def test_trls_queue_is_filled_with_its_samples(page):
     samples = [worker.rollout_buffer.get() for _ in range(8)]
 
     assert worker.rollout_buffer.empty()
-    assert {3} == {sample.model_version for sample in samples}
+    assert {sample.model_version for sample in samples} == {3}
     assert {sum(sample.completion_mask.tolist()) > 0 for sample in samples} == {True}
     assert {len(sample.input_ids.tolist()) == len(sample.old_log_probs.tolist()) for sample in samples} == {True}
-    assert [4, 4] == list(Counter(sample.group_id for sample in samples).values())
+    assert list(Counter(sample.group_id for sample in samples).values()) == [4, 4]
 
 
 async def test_trls_worker_generates_and_announces_until_its_thread_ends(page):
@@ -383,7 +383,7 @@ async def test_trls_worker_generates_and_announces_until_its_thread_ends(page):
     worker.check_health(1)
     await asyncio.to_thread(worker.stop)
 
-    assert {1} == {sample.model_version for sample in samples}
+    assert {sample.model_version for sample in samples} == {1}
     assert {**SAMPLING, "max_tokens": 24} in await sampled_with(page)
     with pytest.raises(RuntimeError, match="has stopped"):
         worker.check_health(1)
@@ -397,10 +397,10 @@ async def test_verls_agent_loop_returns_its_output(page):
     output = await loop.run({**sampling, "logprobs": True}, raw_prompt=TASK)
 
     assert isinstance(output, page.AgentLoopOutput)
-    assert 7 == len(output.prompt_ids)
+    assert len(output.prompt_ids) == 7
     assert 5 >= len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
     assert output.reward_score in (0.0, 1.0)
-    assert [{**sampling, "max_tokens": 5}] == await sampled_with(page)
+    assert await sampled_with(page) == [{**sampling, "max_tokens": 5}]
 
 
 async def test_openrlhfs_executor_returns_its_response(page):
@@ -408,12 +408,12 @@ async def test_openrlhfs_executor_returns_its_response(page):
     params = SimpleNamespace(temperature=0.5, top_p=0.9, top_k=20, min_tokens=1, max_tokens=24, stop=[])
     response = await page.AgentExecutor().execute("2 + 2?", "4", params, 2048, None, None)
 
-    assert ("2 + 2?", "4") == (response["prompt"], response["label"])
+    assert (response["prompt"], response["label"]) == ("2 + 2?", "4")
     ((start, end),) = response["action_ranges"]
     assert 0 < start < end == len(response["observation_tokens"]) == len(response["rollout_log_probs"])
-    assert [{"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_tokens": 1, "max_tokens": 24}] == await sampled_with(
-        page
-    )
+    assert await sampled_with(page) == [
+        {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_tokens": 1, "max_tokens": 24}
+    ]
 
 
 async def test_areals_workflow_returns_its_tensors(page):
@@ -426,9 +426,9 @@ async def test_areals_workflow_returns_its_tensors(page):
     )
     tensors = await page.RecordedWorkflow(gconfig).arun_episode(None, {"messages": TASK})
 
-    assert (1,) == tensors.pop("rewards").shape
-    assert 1 == len({tensor.shape for tensor in tensors.values()})
-    assert [{**sampling, "temperature": 0.5, "max_tokens": 24, "stop_token_ids": [9]}] == await sampled_with(page)
+    assert tensors.pop("rewards").shape == (1,)
+    assert len({tensor.shape for tensor in tensors.values()}) == 1
+    assert await sampled_with(page) == [{**sampling, "temperature": 0.5, "max_tokens": 24, "stop_token_ids": [9]}]
 
 
 async def test_tinkers_data_are_made_of_batches(page):
@@ -436,8 +436,8 @@ async def test_tinkers_data_are_made_of_batches(page):
     await play(page)
     made = await page.data()
 
-    assert 4 == len(made)
-    assert {"target_tokens", "logprobs", "advantages"} == made[0].loss_fn_inputs.keys()
+    assert len(made) == 4
+    assert made[0].loss_fn_inputs.keys() == {"target_tokens", "logprobs", "advantages"}
 
 
 async def test_skyrls_generator_returns_one_output_in_order(page):
@@ -452,7 +452,7 @@ async def test_skyrls_generator_returns_one_output_in_order(page):
     found = page.with_trajectory_ids(group["data"])["trajectory_ids"]
 
     assert ids == output["trajectory_ids"]
-    assert {2} == {len(entries) for entries in output.values() if entries is not None}
+    assert {len(entries) for entries in output.values() if entries is not None} == {2}
     assert {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "max_tokens": 24} in await sampled_with(page)
     assert [(group["group_id"], 0), (group["group_id"], 1)] == [(row.instance_id, row.repetition_id) for row in found]
 
@@ -467,9 +467,9 @@ async def test_slimes_samples_of_several_groups_share_no_number(page):
     for sample in samples:
         sums[sample.rollout_id] += sum(sample.loss_mask)
 
-    assert [2, 2, 2] == list(map(len, groups))
+    assert list(map(len, groups)) == [2, 2, 2]
     assert [sum(sample.loss_mask) for sample in samples] == [sums[sample.rollout_id] for sample in samples]
-    assert (6, 3) == (len({sample.index for sample in samples}), len({sample.group_index for sample in samples}))
+    assert (len({sample.index for sample in samples}), len({sample.group_index for sample in samples})) == (6, 3)
 
 
 async def test_prime_rls_samples_are_made_of_batches(page):
@@ -477,5 +477,5 @@ async def test_prime_rls_samples_are_made_of_batches(page):
     await play(page, sampling=page.rules(24, temperature=0.5))
     samples = await page.training_samples(1)
 
-    assert 4 == len(samples)
-    assert {("arithmetic", 0.5)} == {(sample.env_name, sample.temperatures[0]) for sample in samples}
+    assert len(samples) == 4
+    assert {(sample.env_name, sample.temperatures[0]) for sample in samples} == {("arithmetic", 0.5)}

@@ -99,7 +99,7 @@ async def test_trls_asynchronous_trainer_reports_each_version_once(page, monkeyp
     trainer.model_version, trainer.rollout_worker = 3, worker
     losses = [await asyncio.to_thread(trainer.compute_loss, model, inputs) for _ in range(2)]
 
-    assert ([0.5, 0.5], 1) == (losses, model.hooks)
+    assert (losses, model.hooks) == ([0.5, 0.5], 1)
     assert (len(flat), pytest.approx(0.0, abs=1e-6)) == await mismatch_of(page, 3)
 
 
@@ -173,8 +173,8 @@ async def test_verl_reports_by_its_extra_fields_after_its_own_method(page, monke
     batch = Keys(keys=["a", "b", "c"], partition_id="train", extra_info={})
     await asyncio.to_thread(trainer._compute_old_log_prob, batch, metrics)
 
-    assert {"actor/entropy": 0.0} == metrics
-    assert "reporting" == page.ReportingTrainer.registered
+    assert metrics == {"actor/entropy": 0.0}
+    assert page.ReportingTrainer.registered == "reporting"
     trained = sum(sum(output.response_mask) for output in outputs)
     assert (trained, pytest.approx(0.0, abs=1e-6)) == await mismatch_of(page, 2)
 

@@ -48,7 +48,7 @@ def test_trl_async_accepts_our_row():
     (made,), tally = worker._chain_to_sequences([worker.TurnRecord(*turn) for turn in TURNS], "r1", 16)
     (row,) = worked.rows("trl_async")
 
-    assert {"clean": 1, "realign": 0, "fork": 0} == {kind: tally[kind] for kind in ("clean", "realign", "fork")}
+    assert {kind: tally[kind] for kind in ("clean", "realign", "fork")} == {"clean": 1, "realign": 0, "fork": 0}
     assert {key: row[key] for key in ("input_ids", "completion_mask", "old_log_probs")} == {
         key: value for key, value in asdict(made).items() if key != "rollout_id"
     }
@@ -68,7 +68,7 @@ def test_verl_accepts_our_row():
     assert row["prompt_ids"] == made["prompts"].tolist()
     assert (row["response_ids"], row["response_mask"]) == (made["responses"].tolist(), made["response_mask"].tolist())
     assert row["response_logprobs"] == made["rollout_log_probs"].tolist()
-    assert [0.0] * 8 + [1.0] == made["rm_scores"].tolist()
+    assert made["rm_scores"].tolist() == [0.0] * 8 + [1.0]
 
 
 @pytest.mark.parametrize("top_k", [0, 2])
@@ -140,8 +140,10 @@ def test_tinkers_datum_accepts_our_row():
     datum = its_datum.Datum(model_input=its_input.ModelInput.from_ints(row["model_input"]), loss_fn_inputs=inputs)
 
     assert row["model_input"] == datum.model_input.to_ints()
-    assert {"target_tokens": "int64", "logprobs": "float32", "advantages": "float32"} == {
-        key: tensor.dtype for key, tensor in datum.loss_fn_inputs.items()
+    assert {key: tensor.dtype for key, tensor in datum.loss_fn_inputs.items()} == {
+        "target_tokens": "int64",
+        "logprobs": "float32",
+        "advantages": "float32",
     }
     assert inputs == {key: tensor.tolist() for key, tensor in datum.loss_fn_inputs.items()}
 
@@ -193,8 +195,8 @@ def test_marins_conversion_marks_our_sampled_tokens():
     assert group.keys() == types.RolloutGroup.__annotations__.keys()
     assert [*worked.P, *worked.S1, 0, 0] == made["input_ids"].tolist()
     assert [0.0, 0.0, 0.0, *worked.L1, 0.0, 0.0] == made["policy_logprobs"].tolist()
-    assert [0, 0, 0, 1, 1, 1, 0, 0] == made["loss_masks"].tolist()
-    assert (0.5, -1, False) == (made["temperature"], made["top_k"], made["truncated"])
+    assert made["loss_masks"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
+    assert (made["temperature"], made["top_k"], made["truncated"]) == (0.5, -1, False)
 
 
 @pytest.mark.parametrize("max_len", [None, 12, 5])

@@ -69,15 +69,15 @@ def test_a_conversation_of_googles_reference():
 
 def test_an_object_is_a_list_of_one_and_a_role_may_be_absent():
     """As in Google's examples with curl. `function` is the role of results in its older SDKs."""
-    assert [{"role": "user", "content": "Hi"}] == read_contents(
-        {"contents": {"parts": {"text": "Hi"}}}, "reasoning", {}
-    )
-    assert "tool" == read(USER, model(CALL), {"role": "function", "parts": [RESULT]})[-1]["role"]
-    assert [] == system_message({})
-    assert [{"role": "system", "content": "a\nb"}] == system_message(
-        {"system_instruction": {"parts": [{"text": "a"}, {"text": ""}, {"text": "b"}]}}
-    )
-    assert [] == system_message({"systemInstruction": {"parts": [{"text": ""}]}})
+    assert read_contents({"contents": {"parts": {"text": "Hi"}}}, "reasoning", {}) == [
+        {"role": "user", "content": "Hi"}
+    ]
+    assert read(USER, model(CALL), {"role": "function", "parts": [RESULT]})[-1]["role"] == "tool"
+    assert system_message({}) == []
+    assert system_message({"system_instruction": {"parts": [{"text": "a"}, {"text": ""}, {"text": "b"}]}}) == [
+        {"role": "system", "content": "a\nb"}
+    ]
+    assert system_message({"systemInstruction": {"parts": [{"text": ""}]}}) == []
 
 
 def test_adjacent_contents_of_the_model_are_one_message():
@@ -105,9 +105,9 @@ def test_thoughts_that_the_client_does_not_send_back_are_read_from_the_signature
     signed = {"text": "x", "thoughtSignature": sign(thoughts="Hm")}
     later = {"text": "", "thoughtSignature": sign(thoughts="Hm, so.")}
 
-    assert "Hm" == read(USER, model(signed), USER)[1]["reasoning"]
-    assert "Hm, so." == read(USER, model(signed, later), USER)[1]["reasoning"]
-    assert "own" == read(USER, model({"text": "own", "thought": True}, signed), USER)[1]["reasoning"]
+    assert read(USER, model(signed), USER)[1]["reasoning"] == "Hm"
+    assert read(USER, model(signed, later), USER)[1]["reasoning"] == "Hm, so."
+    assert read(USER, model({"text": "own", "thought": True}, signed), USER)[1]["reasoning"] == "own"
     assert "reasoning" not in read(USER, model({"text": "x", "thoughtSignature": "foreign"}), USER)[1]
 
 
@@ -115,9 +115,9 @@ def test_a_part_with_only_a_signature_adds_nothing():
     """Google's last chunk may have one."""
     only = {"thoughtSignature": sign(thoughts="Hm")}
 
-    assert {"role": "assistant", "content": "x", "reasoning": "Hm"} == read(USER, model({"text": "x"}, only), USER)[1]
-    assert {"role": "assistant", "content": None, "reasoning": "Hm"} == read(USER, model(only), USER)[1]
-    assert {"role": "assistant", "content": ""} == read(USER, model({"text": ""}), USER)[1]
+    assert read(USER, model({"text": "x"}, only), USER)[1] == {"role": "assistant", "content": "x", "reasoning": "Hm"}
+    assert read(USER, model(only), USER)[1] == {"role": "assistant", "content": None, "reasoning": "Hm"}
+    assert read(USER, model({"text": ""}), USER)[1] == {"role": "assistant", "content": ""}
 
 
 def test_the_sampled_text_of_arguments_is_restored():
@@ -128,7 +128,7 @@ def test_the_sampled_text_of_arguments_is_restored():
 
     for part in (CALL, unnamed):
         assert [called(arguments='{"a":1}')] == read(USER, model(part), user(result), sampled=sampled)[1]["tool_calls"]
-        assert ["c1"] == call_ids_from({"contents": [USER, model(part)]})
+        assert call_ids_from({"contents": [USER, model(part)]}) == ["c1"]
     edited = {"functionCall": {"id": "c1", "name": "f", "args": {"a": 2}}}
     assert [called(arguments='{"a": 2}')] == read(USER, model(edited), user(RESULT), sampled=sampled)[1]["tool_calls"]
 
@@ -137,8 +137,10 @@ def test_results_come_before_the_other_parts_of_the_user():
     """Also if they are in the next content of the user; each content is a message."""
     contents = [USER, model(CALL), user({"text": "one"}, {"text": ""}), user({"text": "two"}, RESULT)]
 
-    assert [("tool", "r"), ("user", "one"), ("user", "two")] == [
-        (message["role"], message["content"]) for message in read(*contents)[2:]
+    assert [(message["role"], message["content"]) for message in read(*contents)[2:]] == [
+        ("tool", "r"),
+        ("user", "one"),
+        ("user", "two"),
     ]
 
 
@@ -149,18 +151,18 @@ def test_several_parts_of_the_user_are_parts_of_a_chat_message():
 
     (message,) = read(user({"text": "a"}, {"text": ""}, image, file, {"text": "b"}))
 
-    assert ["text", "image_url", "image_url", "text"] == [part["type"] for part in message["content"]]
-    assert [{"role": "user", "content": ""}] == read(user({"text": ""}, {"text": ""}))
-    assert "list" == type(read(user(image))[0]["content"]).__name__
+    assert [part["type"] for part in message["content"]] == ["text", "image_url", "image_url", "text"]
+    assert read(user({"text": ""}, {"text": ""})) == [{"role": "user", "content": ""}]
+    assert type(read(user(image))[0]["content"]).__name__ == "list"
 
 
 def test_an_invalid_body_references_no_calls():
     """It is not validated yet."""
     odd = [1, {}, {"parts": 1}, {"parts": [1, {}, {"functionCall": 1}, {"functionCall": {"id": 1}}]}]
 
-    assert [] == call_ids_from({}) == call_ids_from({"contents": 1}) == call_ids_from({"contents": odd})
-    assert ["a"] == call_ids_from({"contents": {"parts": {"function_call": {"id": "a"}}}})
-    assert [] == call_ids_from({"contents": {"parts": {"functionCall": {"name": "f"}, "thoughtSignature": 1}}})
+    assert call_ids_from({}) == call_ids_from({"contents": 1}) == call_ids_from({"contents": odd}) == []
+    assert call_ids_from({"contents": {"parts": {"function_call": {"id": "a"}}}}) == ["a"]
+    assert call_ids_from({"contents": {"parts": {"functionCall": {"name": "f"}, "thoughtSignature": 1}}}) == []
 
 
 @pytest.mark.parametrize(
@@ -207,13 +209,13 @@ def test_a_system_instruction_has_only_texts():
 
 
 def test_the_data_of_a_part_determines_its_kind():
-    assert "text" == kind_of({"text": "", "inline_data": None, "videoMetadata": {}}, "p")
+    assert kind_of({"text": "", "inline_data": None, "videoMetadata": {}}, "p") == "text"
     assert kind_of({"thoughtSignature": "x"}, "p") is None
 
 
 def test_an_object_may_be_in_place_of_a_list():
     """Google's examples with curl have `"parts": {"text": …}`."""
-    assert [({"a": 1}, "p[0]")] == objects({"a": 1}, "p") == objects([{"a": 1}], "p")
+    assert objects({"a": 1}, "p") == objects([{"a": 1}], "p") == [({"a": 1}, "p[0]")]
     with pytest.raises(UnprocessableRequest, match=r"p\[1\]: must be an object"):
         objects([{}, 1], "p")
 
@@ -231,14 +233,14 @@ def test_an_object_may_be_in_place_of_a_list():
 )
 def test_data_becomes_a_part_of_its_kind(kind, data, expected):
     """The SDK for Python encodes it with the alphabet for URLs."""
-    assert expected == inline_part({"mimeType": kind, "data": data}, "p")
-    assert expected == inline_part({"mime_type": kind, "data": data}, "p")
+    assert inline_part({"mimeType": kind, "data": data}, "p") == expected
+    assert inline_part({"mime_type": kind, "data": data}, "p") == expected
 
 
 def test_a_public_file_is_a_url():
     url = "https://example.org/a.png"
 
-    assert {"type": "image_url", "image_url": {"url": url}} == file_part({"fileUri": url, "mimeType": "image/png"}, "p")
+    assert file_part({"fileUri": url, "mimeType": "image/png"}, "p") == {"type": "image_url", "image_url": {"url": url}}
 
 
 @pytest.mark.parametrize(
@@ -299,18 +301,22 @@ def test_results_without_ids_belong_to_the_calls_of_their_function_in_order():
     """In the order of the calls, which templates without ids require."""
     calls = [call("a", "f"), call("b", "g"), call("c", "f")]
 
-    assert [("a", "1"), ("b", "2"), ("c", "3")] == texts(
-        calls, [result("g", output="2"), result("f", output="1"), result("f", output="3")]
-    )
+    assert texts(calls, [result("g", output="2"), result("f", output="1"), result("f", output="3")]) == [
+        ("a", "1"),
+        ("b", "2"),
+        ("c", "3"),
+    ]
 
 
 def test_results_with_ids_are_assigned_first():
     """What remains of a function belongs to the results without an id."""
     calls = [call("a"), call("b"), call("c")]
 
-    assert [("a", "2"), ("b", "1"), ("c", "3")] == texts(
-        calls, [result(output="2"), result(call_id="b", output="1"), result(output="3")]
-    )
+    assert texts(calls, [result(output="2"), result(call_id="b", output="1"), result(output="3")]) == [
+        ("a", "2"),
+        ("b", "1"),
+        ("c", "3"),
+    ]
 
 
 @given(st.lists(st.sampled_from("fg"), min_size=1, max_size=5), st.randoms(use_true_random=False), st.data())
@@ -332,9 +338,10 @@ def test_a_result_is_never_assigned_to_another_call(names, random, data):
 
 def test_an_unknown_id_is_accepted_where_one_call_of_the_function_is_left():
     """Some clients assign ids of their own."""
-    assert [("a", "1"), ("b", "2")] == texts(
-        [call("a", "f"), call("b", "g")], [result("f", "own", output="1"), result("g", "b", output="2")]
-    )
+    assert texts([call("a", "f"), call("b", "g")], [result("f", "own", output="1"), result("g", "b", output="2")]) == [
+        ("a", "1"),
+        ("b", "2"),
+    ]
 
 
 def test_media_of_results_are_in_a_user_message():
@@ -347,9 +354,10 @@ def test_media_of_results_are_in_a_user_message():
 
     messages = tool_messages([call("a"), call("b")], [read_response(media, "r"), read_response(url, "r")], "p")
 
-    assert ["tool", "tool", "user"] == [message["role"] for message in messages]
-    assert ["data:image/png;base64,aaaa", "https://a.b/c"] == [
-        part["image_url"]["url"] for part in messages[2]["content"]
+    assert [message["role"] for message in messages] == ["tool", "tool", "user"]
+    assert [part["image_url"]["url"] for part in messages[2]["content"]] == [
+        "data:image/png;base64,aaaa",
+        "https://a.b/c",
     ]
 
 
@@ -437,7 +445,7 @@ def test_a_signature_is_read_as_it_was_written(call_id, thoughts):
 )
 def test_a_signature_of_others_is_empty(foreign):
     """Google's, a placeholder, a truncated one."""
-    assert NONE == read_signature(foreign, "p")
+    assert read_signature(foreign, "p") == NONE
 
 
 def test_a_signature_must_be_a_string():

@@ -32,8 +32,8 @@ def test_every_error_has_googles_name_of_its_status(error, status, name):
     """And the number in its body."""
     shown = orjson.loads(GEMINI.error(error("why")))["error"]
 
-    assert (status, name) == (error.status, shown["status"])
-    assert (status, "why") == (shown["code"], shown["message"])
+    assert (error.status, shown["status"]) == (status, name)
+    assert (shown["code"], shown["message"]) == (status, "why")
     assert {
         "@type": "type.googleapis.com/google.rpc.ErrorInfo",
         "reason": error.code.upper(),
@@ -46,12 +46,12 @@ def test_the_details_name_the_field_and_the_delay_of_a_retry():
     field = error_for(errors.BadRequest("a: no", param="a"))["error"]["details"][1]
     retry = error_for(errors.Paused("no"))["error"]["details"][1]
 
-    assert {
+    assert field == {
         "@type": "type.googleapis.com/google.rpc.BadRequest",
         "fieldViolations": [{"field": "a", "description": "a: no"}],
-    } == field
-    assert {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"} == retry
-    assert 1 == len(error_for(errors.LimitReached("no"))["error"]["details"])
+    }
+    assert retry == {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"}
+    assert len(error_for(errors.LimitReached("no"))["error"]["details"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_engines_error_keeps_its_status_and_message(status, name):
     """A stream as an array has its error in an array."""
     body = GEMINI.engine_error(status, '{"error": {"message": "too long", "code": 400}}')
 
-    assert {"error": {"code": status, "message": "too long", "status": name}} == orjson.loads(body)
+    assert orjson.loads(body) == {"error": {"code": status, "message": "too long", "status": name}}
     assert [orjson.loads(body)] == orjson.loads(GEMINI_ARRAY.engine_error(status, "too long"))
     assert name == name_for(status)
 
@@ -78,7 +78,7 @@ def test_an_engines_error_keeps_its_status_and_message(status, name):
     ],
 )
 def test_an_error_event_of_an_engine_becomes_an_error_of_the_stream(text, expected):
-    assert {"error": expected} == error_from(text)
+    assert error_from(text) == {"error": expected}
 
 
 @pytest.mark.parametrize("dialect", [GEMINI, GEMINI_ARRAY])
@@ -91,7 +91,7 @@ def test_a_model_has_its_context_window_as_limits():
     """The window of an engine without one is unknown."""
     shown = GEMINI.models([{"id": "org/name", "max_model_len": 4096}, {"id": "other"}])["models"]
 
-    assert ["models/org/name", "models/other"] == [entry["name"] for entry in shown]
-    assert (4096, 4096) == (shown[0]["inputTokenLimit"], shown[0]["outputTokenLimit"])
+    assert [entry["name"] for entry in shown] == ["models/org/name", "models/other"]
+    assert (shown[0]["inputTokenLimit"], shown[0]["outputTokenLimit"]) == (4096, 4096)
     assert "inputTokenLimit" not in shown[1]
     assert shown[1] == GEMINI.model({"id": "other"})

@@ -95,5 +95,5 @@ def test_an_unknown_format_is_rejected():
 
 def test_a_request_is_recorded_with_the_fields_of_its_url():
     """They replace fields of the body with these names."""
-    assert {"model": "a/b", "stream": False} == bound_fields(Target("a/b", GENERATE), "json")
-    assert {"model": "m", "stream": True, "alt": "sse"} == bound_fields(Target("m", STREAM), "sse")
+    assert bound_fields(Target("a/b", GENERATE), "json") == {"model": "a/b", "stream": False}
+    assert bound_fields(Target("m", STREAM), "sse") == {"model": "m", "stream": True, "alt": "sse"}

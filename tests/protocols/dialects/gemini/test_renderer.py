@@ -152,8 +152,8 @@ def test_the_wire_format_of_a_stream_as_an_array():
 
     assert stream.startswith(b'[{"candidates":')
     assert stream.endswith(b"}]\n")
-    assert 2 == stream.count(b"},\r\n{") == stream.count(b"\r\n") - 0
-    assert ["H", "i", ""] == [chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in orjson.loads(stream)]
+    assert stream.count(b"},\r\n{") == stream.count(b"\r\n") - 0 == 2
+    assert [chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in orjson.loads(stream)] == ["H", "i", ""]
 
 
 def test_several_candidates_have_their_own_parts_and_ends():
@@ -170,9 +170,9 @@ def test_several_candidates_have_their_own_parts_and_ends():
     stream = b"".join(fed) + renderer.finish({"choices": choices, "usage": None})
 
     assert (
-        {0: [{"text": "a"}], 1: [{"text": "b"}]} == joined(events_of(stream)) == joined([whole({"choices": choices})])
+        joined(events_of(stream)) == joined([whole({"choices": choices})]) == {0: [{"text": "a"}], 1: [{"text": "b"}]}
     )
-    assert ["STOP", "MAX_TOKENS"] == [candidate["finishReason"] for candidate in events_of(stream)[-1]["candidates"]]
+    assert [candidate["finishReason"] for candidate in events_of(stream)[-1]["candidates"]] == ["STOP", "MAX_TOKENS"]
 
 
 @pytest.mark.parametrize("body", [SSE, {}])
@@ -183,19 +183,19 @@ def test_an_error_ends_a_stream(body):
     for fed, length in ((chunks, 2), ([], 1)):
         found = chunks_in(streamed(fed, {}, "broke off", body), is_array=not body)
         assert length == len(found)
-        assert {"error": {"code": 500, "message": "broke off", "status": "INTERNAL"}} == found[-1]
+        assert found[-1] == {"error": {"code": 500, "message": "broke off", "status": "INTERNAL"}}
     empty = GEMINI.renderer(SSE, IDENTITY).finish(None)
-    assert "The engine's response ended before it began." == events_of(empty)[0]["error"]["message"]
+    assert events_of(empty)[0]["error"]["message"] == "The engine's response ended before it began."
 
 
 def test_a_response_without_choices_is_an_empty_candidate():
     """It was aborted at its beginning."""
     response = whole({"choices": [], "usage": None})
 
-    assert ([{"text": ""}], "OTHER") == (
+    assert (
         response["candidates"][0]["content"]["parts"],
         response["candidates"][0]["finishReason"],
-    )
+    ) == ([{"text": ""}], "OTHER")
     assert "usageMetadata" not in response
     assert SimpleNamespace(**GEMINI.renderer({}, IDENTITY).stream_format._asdict()).content_type.startswith(
         "application/json"

@@ -20,8 +20,8 @@ def test_thoughts_are_shown_only_on_request_and_signed_in_any_case():
     signed = {"text": "a", "thoughtSignature": sign(thoughts="Hm.")}
     shown = [{"text": "Hm", "thought": True}, {"text": ".", "thought": True}]
 
-    assert [signed, {"text": "b"}, {"text": ""}] == parts(*deltas)
-    assert [*shown, signed, {"text": "b"}, {"text": ""}] == parts(*deltas, shows_thoughts=True)
+    assert parts(*deltas) == [signed, {"text": "b"}, {"text": ""}]
+    assert parts(*deltas, shows_thoughts=True) == [*shown, signed, {"text": "b"}, {"text": ""}]
     assert [{"text": "", "thoughtSignature": sign(thoughts="Hm")}] == parts({"reasoning": "Hm"}, must_have_one=False)
 
 
@@ -50,8 +50,8 @@ def test_calls_have_ids_and_their_ids_in_signatures():
 
 def test_a_candidate_has_at_least_one_part():
     """SDKs drop a turn with a chunk without parts from their history."""
-    assert [{"text": ""}] == parts() == parts(must_have_one=False)
-    assert [{"text": "x"}] == parts({"content": "x"}, must_have_one=False)
+    assert parts() == parts(must_have_one=False) == [{"text": ""}]
+    assert parts({"content": "x"}, must_have_one=False) == [{"text": "x"}]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_candidate_has_at_least_one_part():
     ],
 )
 def test_finish_reasons(finish, reason):
-    assert {"finishReason": reason} == ending_of({"finish_reason": finish})
+    assert ending_of({"finish_reason": finish}) == {"finishReason": reason}
 
 
 @pytest.mark.parametrize("finish", ["abort", None, ["odd"]])
@@ -73,10 +73,10 @@ def test_an_unknown_finish_reason_is_another_one(finish):
     """With a message."""
     ending = ending_of({"finish_reason": finish})
 
-    assert ("OTHER", True) == (
+    assert (
         ending["finishReason"],
         ending["finishMessage"].startswith("The engine ended the response early"),
-    )
+    ) == ("OTHER", True)
 
 
 def test_requested_logprobs_are_texts_without_ids():
@@ -85,16 +85,16 @@ def test_requested_logprobs_are_texts_without_ids():
         {"token": "c", "logprob": -1.5, "top_logprobs": []},
     ]
 
-    assert {
+    assert ending_of({"finish_reason": "stop", "logprobs": {"content": entries}}) == {
         "finishReason": "STOP",
         "avgLogprobs": -1.0,
         "logprobsResult": {
             "chosenCandidates": [{"token": "a", "logProbability": -0.5}, {"token": "c", "logProbability": -1.5}],
             "topCandidates": [{"candidates": [{"token": "b", "logProbability": -1.5}]}, {"candidates": []}],
         },
-    } == ending_of({"finish_reason": "stop", "logprobs": {"content": entries}})
+    }
     assert "topCandidates" not in ending_of({"logprobs": {"content": entries[1:]}})["logprobsResult"]
-    assert {"finishReason": "STOP"} == ending_of({"finish_reason": "stop", "logprobs": {"content": []}})
+    assert ending_of({"finish_reason": "stop", "logprobs": {"content": []}}) == {"finishReason": "STOP"}
 
 
 def test_a_logprob_may_be_null():
@@ -102,7 +102,7 @@ def test_a_logprob_may_be_null():
     entries = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": None, "top_logprobs": [{"token": "c"}]}]
 
     ending = ending_of({"finish_reason": "stop", "logprobs": {"content": entries}})
-    assert [-0.5, None] == [token["logProbability"] for token in ending["logprobsResult"]["chosenCandidates"]]
+    assert [token["logProbability"] for token in ending["logprobsResult"]["chosenCandidates"]] == [-0.5, None]
     assert "avgLogprobs" not in ending
 
 
@@ -134,4 +134,4 @@ def test_token_counts(usage, expected):
         "thoughtsTokenCount",
     )
 
-    assert expected == tuple(usage_from(usage).get(name) for name in names)
+    assert tuple(usage_from(usage).get(name) for name in names) == expected

@@ -20,7 +20,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 def read(config=None, options=TranslationOptions(), **fields):  # noqa: B008 - frozen
     config = {} if config is None else {"generationConfig": config}
     chat = GEMINI.read({"model": "m", "contents": CONTENTS, **config, **fields}, options)
-    assert "m" == chat.pop("model")
+    assert chat.pop("model") == "m"
     return {name: value for name, value in chat.items() if name != "messages" or value != MESSAGES}
 
 
@@ -40,7 +40,7 @@ def read(config=None, options=TranslationOptions(), **fields):  # noqa: B008 - f
     ],
 )
 def test_the_generation_config_becomes_sampling_fields(config, expected):
-    assert expected == read(config)
+    assert read(config) == expected
 
 
 @pytest.mark.parametrize("field", ["responseSchema", "responseJsonSchema", "response_schema"])
@@ -51,7 +51,7 @@ def test_a_schema_becomes_the_response_format(field):
     chat = read({"responseMimeType": "application/json", field: schema})
 
     json_schema = {"name": "response", "schema": SCHEMA, "strict": True}
-    assert {"response_format": {"type": "json_schema", "json_schema": json_schema}} == chat
+    assert chat == {"response_format": {"type": "json_schema", "json_schema": json_schema}}
 
 
 @pytest.mark.parametrize(
@@ -73,22 +73,22 @@ def test_the_thinking_config_sets_the_configured_fields(thinking, expected):
     }
     options = TranslationOptions(**fields)
 
-    assert expected == read({"thinkingConfig": thinking}, options)
+    assert read({"thinkingConfig": thinking}, options) == expected
     own = read({"thinkingConfig": thinking}, options, chat_template_kwargs={"enable_thinking": 1, "x": 2})
-    assert {"enable_thinking": 1, "x": 2} == own["chat_template_kwargs"]
-    assert 1 == read({"thinkingConfig": thinking}, TranslationOptions(thinking={"min_p": 2}), min_p=1)["min_p"]
+    assert own["chat_template_kwargs"] == {"enable_thinking": 1, "x": 2}
+    assert read({"thinkingConfig": thinking}, TranslationOptions(thinking={"min_p": 2}), min_p=1)["min_p"] == 1
 
 
 def test_a_stream_requests_usage_and_a_call_without_a_model_has_none():
-    assert {"stream": True, "stream_options": {"include_usage": True}} == read(stream=True, alt="sse")
-    assert {"messages": MESSAGES} == GEMINI.read({"model": "", "contents": CONTENTS}, TranslationOptions())
+    assert read(stream=True, alt="sse") == {"stream": True, "stream_options": {"include_usage": True}}
+    assert GEMINI.read({"model": "", "contents": CONTENTS}, TranslationOptions()) == {"messages": MESSAGES}
 
 
 def test_fields_of_engines_are_forwarded_and_googles_others_are_not():
     """`extra_body` of the SDKs adds fields to the body."""
     fields = {"safetySettings": [], "labels": {}, "serviceTier": "flex", "store": True, "unknown": 1}
 
-    assert {"min_p": 0.1, "stop_token_ids": [1]} == read(min_p=0.1, stop_token_ids=[1], bad_words=None, **fields)
+    assert read(min_p=0.1, stop_token_ids=[1], bad_words=None, **fields) == {"min_p": 0.1, "stop_token_ids": [1]}
 
 
 def test_the_model_continues_a_last_content_of_its_own():
@@ -97,8 +97,8 @@ def test_the_model_continues_a_last_content_of_its_own():
     thought = read(contents=[*CONTENTS, {"role": "model", "parts": [{"text": "Hm", "thought": True}]}])
 
     for continued in (chat, thought):
-        assert (True, False) == (continued["continue_final_message"], continued["add_generation_prompt"])
-    assert {} == read(contents=[*CONTENTS, {"role": "model", "parts": [{"text": ""}]}])
+        assert (continued["continue_final_message"], continued["add_generation_prompt"]) == (True, False)
+    assert read(contents=[*CONTENTS, {"role": "model", "parts": [{"text": ""}]}]) == {}
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_any_body_is_read_or_rejected_by_its_field(body):
 
 def test_an_integer_may_be_a_float_without_a_fraction():
     """The SDKs send `topK: 40.0`; one beyond 64 bits could not be sent to an engine."""
-    assert (40, int) == (an_integer(40.0, "a"), type(an_integer(40.0, "a")))
+    assert (an_integer(40.0, "a"), type(an_integer(40.0, "a"))) == (40, int)
     for value in (1.5, True, "1", float("inf"), 1e300, -(2.0**63)):
         with pytest.raises(UnprocessableRequest, match="a: must be an integer"):
             an_integer(value, "a")
 
 
 def test_an_enum_has_any_case():
-    assert 1 == one_of_names("any", "m", {"ANY": 1, "NONE": 2}) == one_of_names("ANY", "m", {"ANY": 1})
+    assert one_of_names("any", "m", {"ANY": 1, "NONE": 2}) == one_of_names("ANY", "m", {"ANY": 1}) == 1
     with pytest.raises(UnprocessableRequest, match="m: must be one of ANY, NONE, not 'SOME'"):
         one_of_names("some", "m", {"ANY": 1, "NONE": 2})
 
@@ -201,7 +201,7 @@ def test_a_schema_of_googles_reference_becomes_json_schema():
 
     converted = json_schema(schema, "p")
 
-    assert {
+    assert converted == {
         "type": "object",
         "description": "A recipe.",
         "properties": {
@@ -210,8 +210,8 @@ def test_a_schema_of_googles_reference_becomes_json_schema():
             "size": {"type": ["string", "null"], "enum": ["S", "L", None]},
         },
         "required": ["name"],
-    } == converted
-    assert ["name", "steps", "size"] == list(converted["properties"])
+    }
+    assert list(converted["properties"]) == ["name", "steps", "size"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_schema_of_googles_reference_becomes_json_schema():
 )
 def test_other_fields_and_spellings(schema, expected):
     """Names of properties are never changed."""
-    assert expected == json_schema(schema, "p")
+    assert json_schema(schema, "p") == expected
 
 
 @pytest.mark.parametrize(

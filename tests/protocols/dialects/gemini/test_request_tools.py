@@ -30,11 +30,11 @@ def test_declarations_become_functions():
         {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
     ]
 
-    assert {"tools": expected} == tools_from({"tools": TOOLS})
-    assert {"tools": expected} == tools_from({"tools": {"function_declarations": [google, {"name": "now"}]}})
-    assert {"tools": expected} == tools_from(
-        {"tools": [{"functionDeclarations": [one]} for one in (google, {"name": "now"})]}
-    )
+    assert tools_from({"tools": TOOLS}) == {"tools": expected}
+    assert tools_from({"tools": {"function_declarations": [google, {"name": "now"}]}}) == {"tools": expected}
+    assert tools_from({"tools": [{"functionDeclarations": [one]} for one in (google, {"name": "now"})]}) == {
+        "tools": expected
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_mode_becomes_the_tool_choice(config, choice):
     fields = tools_from({"tools": TOOLS, "toolConfig": config})
 
     assert choice == fields["tool_choice"]
-    assert ["weather", "now"] == names_of(fields)
+    assert names_of(fields) == ["weather", "now"]
 
 
 @pytest.mark.parametrize("config", [mode("ANY", "now", "weather"), mode("VALIDATED", "now")])
@@ -72,7 +72,7 @@ def test_several_allowed_functions_are_the_offered_ones(config):
     "config", [{}, {"functionCallingConfig": {}}, mode("AUTO"), mode("NONE"), {"retrievalConfig": {}}]
 )
 def test_without_functions_there_is_no_tool_choice(config):
-    assert {} == tools_from({"toolConfig": config}) == tools_from({"toolConfig": config, "tools": [{}]})
+    assert tools_from({"toolConfig": config}) == tools_from({"toolConfig": config, "tools": [{}]}) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_tool_that_google_runs_is_rejected_by_name_or_removed(name):
 
     with pytest.raises(UnprocessableRequest, match=rf"tools\[0\].{name}: is a tool that Google runs"):
         tools_from(body)
-    assert ["weather", "now"] == names_of(tools_from(body, ignore_hosted=True))
+    assert names_of(tools_from(body, ignore_hosted=True)) == ["weather", "now"]
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_text_and_thoughts_are_returned(client, streams):
     text, _, last = generate(agent, streams)
     shown, _, _ = generate(agent, streams, thinking_config=types.ThinkingConfig(include_thoughts=True))
 
-    assert "It is sunny." == text == shown
+    assert text == shown == "It is sunny."
     usage = last.usage_metadata
     counts = (usage.prompt_token_count, usage.candidates_token_count)
-    assert ("STOP", 33, 5) == (last.candidates[0].finish_reason, *counts)
+    assert (last.candidates[0].finish_reason, *counts) == ("STOP", 33, 5)
 
 
 def weather(city: str) -> str:
@@ -78,7 +78,7 @@ def test_automatic_function_calling_calls_each_function_with_its_arguments(clien
     served = Served(GEMINI, TOOL_CALL_MESSAGE, ANSWER)
     text, _, _ = generate(client(served), streams, tools=[weather])
 
-    assert "It is sunny." == text
+    assert text == "It is sunny."
     assert [
         TOOL_CALL_MESSAGE,
         *(
@@ -87,7 +87,7 @@ def test_automatic_function_calling_calls_each_function_with_its_arguments(clien
         ),
     ] == served.chats[1]["messages"][1:]
     parameters = served.chats[0]["tools"][0]["function"]["parameters"]
-    assert ("object", "string") == (parameters["type"], parameters["properties"]["city"]["type"])
+    assert (parameters["type"], parameters["properties"]["city"]["type"]) == ("object", "string")
 
 
 @BOTH
@@ -104,8 +104,8 @@ def test_a_chat_sends_back_what_was_sampled(client, streams):
             chat.send_message(text)
 
     sent = served.chats[-1]["messages"]
-    assert ["system", "user", "assistant", "tool", "tool", "assistant", "user"] == [message["role"] for message in sent]
-    assert [TOOL_CALL_MESSAGE, ANSWER | {"reasoning": "So."}] == [one for one in sent if one["role"] == "assistant"]
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+    assert [one for one in sent if one["role"] == "assistant"] == [TOOL_CALL_MESSAGE, ANSWER | {"reasoning": "So."}]
 
 
 def test_a_schema_is_sent_and_its_response_is_parsed(client):
@@ -120,7 +120,7 @@ def test_a_schema_is_sent_and_its_response_is_parsed(client):
 
     assert Weather(sunny=True) == response.parsed
     schema = served.chats[0]["response_format"]["json_schema"]["schema"]
-    assert ("object", "boolean") == (schema["type"], schema["properties"]["sunny"]["type"])
+    assert (schema["type"], schema["properties"]["sunny"]["type"]) == ("object", "boolean")
 
 
 @BOTH
@@ -137,9 +137,9 @@ def test_forced_functions_and_every_config_field_of_the_sdk(client, streams):
         thinking_config=types.ThinkingConfig(thinking_level="LOW"),
     )  # fmt: skip
 
-    assert [("weather", {"city": "Paris"}), ("weather", {"city": "Oslo"})] == [(call.name, call.args) for call in calls]
+    assert [(call.name, call.args) for call in calls] == [("weather", {"city": "Paris"}), ("weather", {"city": "Oslo"})]
     chat = served.chats[0]
-    assert {"type": "function", "function": {"name": "weather"}} == chat["tool_choice"]
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
     names = {
         "reasoning_effort": "low",
         "temperature": 0.5,
@@ -160,7 +160,7 @@ def test_a_truncated_call_has_its_complete_arguments(client, streams):
         client(Served(GEMINI, response_of({"content": None, "tool_calls": [cut]}, "length"))), streams
     )
 
-    assert ({"days": 7}, "MAX_TOKENS") == (calls[0].args, last.candidates[0].finish_reason)
+    assert (calls[0].args, last.candidates[0].finish_reason) == ({"days": 7}, "MAX_TOKENS")
 
 
 @BOTH
@@ -180,7 +180,7 @@ def test_errors_raise_the_sdks_exceptions(client, streams, error, raised, code, 
     with pytest.raises(raised) as caught:
         generate(client(Served(GEMINI, error)), streams)
 
-    assert (code, status, "no") == (caught.value.code, caught.value.status, caught.value.message)
+    assert (caught.value.code, caught.value.status, caught.value.message) == (code, status, "no")
 
 
 def test_a_hosted_tool_is_rejected_by_name(client):
@@ -189,7 +189,7 @@ def test_a_hosted_tool_is_rejected_by_name(client):
 
     with pytest.raises(ClientError, match="googleSearch: is a tool that Google runs"):
         generate(client(served), streams=False, tools=[types.Tool(google_search=types.GoogleSearch())])
-    assert [] == served.chats
+    assert served.chats == []
 
 
 def test_an_interrupted_stream_raises_after_its_text(client):
@@ -197,11 +197,11 @@ def test_an_interrupted_stream_raises_after_its_text(client):
 
     with pytest.raises(APIError, match="the engine broke off"):
         texts.extend(chunk.text for chunk in models.generate_content_stream(model="policy", contents="Hi"))
-    assert "It is sunny." == "".join(texts)
+    assert "".join(texts) == "It is sunny."
 
 
 def test_models_are_listed(client):
     (model,) = client(Served(GEMINI)).models.list()
 
-    assert ("models/policy", 4096) == (model.name, model.input_token_limit)
-    assert ["generateContent", "countTokens"] == model.supported_actions
+    assert (model.name, model.input_token_limit) == ("models/policy", 4096)
+    assert model.supported_actions == ["generateContent", "countTokens"]

@@ -39,7 +39,7 @@ def test_an_error_has_the_type_of_anthropics_api_for_its_status(error, kind):
     """A status that the API does not have is of an invalid request or of the API."""
     body = orjson.loads(MESSAGES.error(error("why")))
 
-    assert {"type": "error", "error": {"type": kind, "message": "why"}} == body
+    assert body == {"type": "error", "error": {"type": kind, "message": "why"}}
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
@@ -50,7 +50,7 @@ def test_every_error_is_of_a_type_that_the_sdk_models(error):
         assert errors.RequestTooLarge is error
         return
 
-    assert "why" == ErrorResponse.model_validate(body, strict=True).error.message
+    assert ErrorResponse.model_validate(body, strict=True).error.message == "why"
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_every_status_of_an_engine_has_an_error_type(status, kind):
 def test_models_are_one_page_that_the_sdk_reads():
     page = MESSAGES.models([{"id": "policy", "created": 1795229441, "max_model_len": 2048}, {"id": "b"}])
 
-    assert (False, "policy", "b") == (page["has_more"], page["first_id"], page["last_id"])
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "policy", "b")
     first = ModelInfo.model_validate(page["data"][0])
-    assert ("policy", 2048, 2026) == (first.id, first.max_input_tokens, first.created_at.year)
+    assert (first.id, first.max_input_tokens, first.created_at.year) == ("policy", 2048, 2026)
 
 
 def test_a_listing_without_models_is_an_empty_page():
-    assert {"data": [], "has_more": False, "first_id": None, "last_id": None} == MESSAGES.models([])
+    assert MESSAGES.models([]) == {"data": [], "has_more": False, "first_id": None, "last_id": None}
 
 
 @pytest.mark.parametrize("created", [None, "x", -1, 1 << 60, True])
 def test_a_model_without_a_valid_date_has_the_epochs(created):
     """Anthropic's API documents this."""
-    assert "1970-01-01T00:00:00Z" == MESSAGES.model({"id": "m", "created": created})["created_at"]
+    assert MESSAGES.model({"id": "m", "created": created})["created_at"] == "1970-01-01T00:00:00Z"

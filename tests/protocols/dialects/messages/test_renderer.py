@@ -114,7 +114,7 @@ def test_a_block_is_closed_when_the_next_begins():
     fed = [[event["type"] for event in events_of(rendered.feed(chunk))] for chunk in chunks]
     ended = events_of(rendered.finish(response))
 
-    assert [
+    assert fed == [
         ["message_start", "ping"],
         ["content_block_start", "content_block_delta"],
         ["content_block_delta", "content_block_stop", "content_block_start", "content_block_delta"],
@@ -123,10 +123,10 @@ def test_a_block_is_closed_when_the_next_begins():
         ["content_block_delta"],
         [],
         [],
-    ] == fed
-    assert ["content_block_stop", "message_delta", "message_stop"] == [event["type"] for event in ended]
-    assert {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None} == ended[1]["delta"]
-    assert 5 == ended[1]["usage"]["output_tokens"]
+    ]
+    assert [event["type"] for event in ended] == ["content_block_stop", "message_delta", "message_stop"]
+    assert ended[1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
+    assert ended[1]["usage"]["output_tokens"] == 5
 
 
 def test_what_follows_a_call_is_sent_at_the_end():
@@ -144,12 +144,17 @@ def test_what_follows_a_call_is_sent_at_the_end():
     ended = events_of(rendered.finish(folded(chunks)))
 
     block = ["content_block_start", "content_block_delta"]
-    assert [["message_start", "ping", *block], [], ["content_block_delta"], [], []] == fed
+    assert fed == [["message_start", "ping", *block], [], ["content_block_delta"], [], []]
     end = ["content_block_delta", "content_block_stop", *block, "content_block_stop", *block, "content_block_delta"]
-    assert ["content_block_stop", *block, *end, "content_block_stop", "message_delta", "message_stop"] == [
-        event["type"] for event in ended
+    assert [event["type"] for event in ended] == [
+        "content_block_stop",
+        *block,
+        *end,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
     ]
-    assert [0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3] == [event["index"] for event in ended if "index" in event]
+    assert [event["index"] for event in ended if "index" in event] == [0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3]
 
 
 def test_message_start_has_the_input_tokens_of_the_first_chunk():
@@ -159,16 +164,19 @@ def test_message_start_has_the_input_tokens_of_the_first_chunk():
     begun = events_of(renderer().feed(chunk))[0]["message"]
     silent = accumulated(streamed([{"choices": []}], response_of({"content": "x"})))
 
-    assert {
+    assert begun["usage"] == {
         "input_tokens": 3,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 30,
         "output_tokens": 0,
-    } == begun["usage"]
-    assert ("msg_01a9", "claude-sonnet", [], None) == tuple(
-        begun[key] for key in ("id", "model", "content", "stop_reason")
+    }
+    assert tuple(begun[key] for key in ("id", "model", "content", "stop_reason")) == (
+        "msg_01a9",
+        "claude-sonnet",
+        [],
+        None,
     )
-    assert (33, 5) == (silent.usage.input_tokens, silent.usage.output_tokens)
+    assert (silent.usage.input_tokens, silent.usage.output_tokens) == (33, 5)
 
 
 def test_argument_deltas_are_forwarded_one_by_one():
@@ -187,13 +195,13 @@ def test_a_tool_call_is_sent_when_its_name_is_known():
     rendered = renderer()
     rendered.feed({"choices": []})
 
-    assert [] == events_of(rendered.feed(_piece(id="c1", function={"arguments": '{"a"'})))
+    assert events_of(rendered.feed(_piece(id="c1", function={"arguments": '{"a"'}))) == []
     named = events_of(rendered.feed(_piece(function={"name": "f", "arguments": ":1}"})))
-    assert {"type": "tool_use", "id": "c1", "name": "f", "input": {}} == named[0]["content_block"]
-    assert '{"a":1}' == named[1]["delta"]["partial_json"]
-    assert [] == events_of(rendered.feed(_piece(index=1, function={"arguments": "{}"})))
+    assert named[0]["content_block"] == {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    assert named[1]["delta"]["partial_json"] == '{"a":1}'
+    assert events_of(rendered.feed(_piece(index=1, function={"arguments": "{}"}))) == []
     ended = events_of(rendered.finish(response_of({"content": None, "tool_calls": [CALL, CALL]})))
-    assert {"type": "tool_use", "id": "toolu_01a9_1", "name": "", "input": {}} == ended[1]["content_block"]
+    assert ended[1]["content_block"] == {"type": "tool_use", "id": "toolu_01a9_1", "name": "", "input": {}}
 
 
 def test_invalid_arguments_do_not_break_the_sdk():
@@ -201,7 +209,7 @@ def test_invalid_arguments_do_not_break_the_sdk():
     message = {"content": None, "tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": "two\nlines"}'}}]}
     chunks = chunks_of(atoms(message), [3], response_of(message), apart=True)
 
-    assert {} == accumulated(streamed(chunks)).content[0].input == whole(response_of(message))["content"][0]["input"]
+    assert accumulated(streamed(chunks)).content[0].input == whole(response_of(message))["content"][0]["input"] == {}
     assert message["tool_calls"] == read_again(message, whole(response_of(message)))["tool_calls"]
 
 
@@ -222,7 +230,7 @@ def test_other_choices_are_not_sent():
     rendered = renderer()
     rendered.feed({"choices": []})
 
-    assert b"" == rendered.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
+    assert rendered.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]}) == b""
 
 
 def test_an_engines_error_ends_the_stream_with_one_error_event():
@@ -233,15 +241,15 @@ def test_an_engines_error_ends_the_stream_with_one_error_event():
     (event,) = events_of(begun.finish(None, '{"error":{"message":"out of memory","code":500}}'))
     (other,) = events_of(renderer().finish(None))
 
-    assert {"type": "error", "error": {"type": "api_error", "message": "out of memory"}} == event
-    assert "the engine's response ended before it began" == other["error"]["message"]
+    assert event == {"type": "error", "error": {"type": "api_error", "message": "out of memory"}}
+    assert other["error"]["message"] == "the engine's response ended before it began"
 
 
 def test_an_interrupted_stream_ends_with_an_error_event():
     """Even if the accumulated response looks complete."""
     (event,) = events_of(renderer().finish(response_of({"content": "x"}), "the engine broke off"))
 
-    assert "the engine broke off" == event["error"]["message"]
+    assert event["error"]["message"] == "the engine broke off"
 
 
 def test_rendering_is_deterministic():
@@ -277,7 +285,7 @@ def test_recorded_streams_of_every_engine_are_rendered(cassette):
     """They accumulate to the unstreamed response, which is read back as the sampled message."""
     chunks = payloads(cassette.response)
     if any("error" in chunk for chunk in chunks):
-        assert "error" == events_of(streamed([], None, orjson.dumps(chunks[0]).decode()))[-1]["type"]
+        assert events_of(streamed([], None, orjson.dumps(chunks[0]).decode()))[-1]["type"] == "error"
         return
     response = folded(chunks)
     message = (response["choices"] or [{"message": {"content": None}}])[0]["message"]
@@ -335,13 +343,13 @@ CALLS = {"tool_calls": [{"id": "c"}]}
 )
 def test_a_finish_reason_becomes_a_stop_reason(choice, expected):
     """vLLM finishes a forced tool call with `stop`; a stop string is returned if the client sent it."""
-    assert expected == stop_reason_from(choice, ["END"])
+    assert stop_reason_from(choice, ["END"]) == expected
 
 
 @pytest.mark.parametrize("stops", [None, [], "END", {"END": 1}])
 def test_a_stop_string_that_the_client_did_not_send_is_not_returned(stops):
     """Nor if `stop_sequences` has another type."""
-    assert ("end_turn", None) == stop_reason_from({"finish_reason": "stop", "stop_reason": "END"}, stops)
+    assert stop_reason_from({"finish_reason": "stop", "stop_reason": "END"}, stops) == ("end_turn", None)
 
 
 @pytest.mark.parametrize(
@@ -366,9 +374,9 @@ def test_cached_tokens_are_counted_apart_from_input_tokens(usage, expected):
     counts = usage_from(usage)
     thinking_tokens = counts.get("output_tokens_details", {}).get("thinking_tokens")
 
-    assert expected == (
+    assert (
         counts["input_tokens"],
         counts["cache_read_input_tokens"],
         counts["output_tokens"],
         thinking_tokens,
-    )
+    ) == expected

@@ -28,8 +28,8 @@ def read(body, options=TranslationOptions(), **resolved):  # noqa: B008 - frozen
 
 
 def test_a_minimal_request_gets_no_further_fields():
-    assert {"model": "m", "messages": HI, "max_tokens": 9} == read(MINIMAL)
-    assert {"messages": HI} == read({"messages": HI})
+    assert read(MINIMAL) == {"model": "m", "messages": HI, "max_tokens": 9}
+    assert read({"messages": HI}) == {"messages": HI}
 
 
 def test_sampling_parameters_get_chats_names():
@@ -37,13 +37,13 @@ def test_sampling_parameters_get_chats_names():
     body = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "stop_sequences": ["\n\n"], "min_p": 0.1, "seed": 7}
 
     expected = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "stop": ["\n\n"], "min_p": 0.1, "seed": 7}
-    assert MINIMAL | expected == read(MINIMAL | body)
+    assert read(MINIMAL | body) == MINIMAL | expected
 
 
 def test_every_recorded_sampling_parameter_is_passed_through_or_translated():
     passed = {name: {"x": 1} for name in (*SAMPLING_FIELDS, "chat_template_kwargs") if name not in TRANSLATED}
 
-    assert MINIMAL | passed == read(MINIMAL | passed)
+    assert read(MINIMAL | passed) == MINIMAL | passed
 
 
 def test_unknown_fields_are_not_sent():
@@ -70,7 +70,7 @@ def test_a_stream_requests_usage_in_each_chunk():
     """`message_start` has the input tokens."""
     chat = read(MINIMAL | {"stream": True})
 
-    assert (True, {"include_usage": True, "continuous_usage_stats": True}) == (chat["stream"], chat["stream_options"])
+    assert (chat["stream"], chat["stream_options"]) == (True, {"include_usage": True, "continuous_usage_stats": True})
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_effort_is_passed_through():
     forbidden = high | {"thinking": {"type": "disabled"}}
     low = TranslationOptions(thinking={"reasoning_effort": "low"}, not_thinking={"reasoning_effort": "low"})
 
-    assert "high" == read(high)["reasoning_effort"]
-    assert "high" == read(high | {"thinking": {"type": "adaptive"}}, low)["reasoning_effort"]
-    assert ["none", "low"] == [read(forbidden, options)["reasoning_effort"] for options in (TranslationOptions(), low)]
+    assert read(high)["reasoning_effort"] == "high"
+    assert read(high | {"thinking": {"type": "adaptive"}}, low)["reasoning_effort"] == "high"
+    assert [read(forbidden, options)["reasoning_effort"] for options in (TranslationOptions(), low)] == ["none", "low"]
 
 
 def test_the_bodys_fields_override_the_fields_of_thinking():
@@ -106,12 +106,10 @@ def test_the_bodys_fields_override_the_fields_of_thinking():
 
     chat = read(MINIMAL | body, SWITCHES)
 
-    assert {"enable_thinking": False, "x": 1} == chat["chat_template_kwargs"]
+    assert chat["chat_template_kwargs"] == {"enable_thinking": False, "x": 1}
     assert (
-        0
-        == read(MINIMAL | {"thinking": {"type": "enabled"}, "seed": 0}, TranslationOptions(thinking={"seed": 7}))[
-            "seed"
-        ]
+        read(MINIMAL | {"thinking": {"type": "enabled"}, "seed": 0}, TranslationOptions(thinking={"seed": 7}))["seed"]
+        == 0
     )
     assert before == SWITCHES
 
@@ -123,10 +121,10 @@ def test_an_output_schema_becomes_a_response_format(field):
 
     chat = read(MINIMAL | {field: {"format": form} if field == "output_config" else form})
 
-    assert {
+    assert chat["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
-    } == chat["response_format"]
+    }
 
 
 def test_a_last_assistant_message_is_continued():
@@ -134,8 +132,8 @@ def test_a_last_assistant_message_is_continued():
     begun = read(MINIMAL | {"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]})
     empty = read(MINIMAL | {"messages": [*HI, {"role": "assistant", "content": []}]})
 
-    assert (True, False) == (begun["continue_final_message"], begun["add_generation_prompt"])
-    assert {"role": "assistant", "content": "The answer is ("} == begun["messages"][-1]
+    assert (begun["continue_final_message"], begun["add_generation_prompt"]) == (True, False)
+    assert begun["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
     thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm", "signature": "s"}]}
     assert read(MINIMAL | {"messages": [*HI, thought]})["continue_final_message"]
     assert read(MINIMAL) == empty
@@ -163,7 +161,7 @@ def test_sampled_arguments_are_restored_by_tool_call_id():
 
     chat = read({"messages": [*HI, *turns]}, calls={"c": {"name": "f", "arguments": '{"a":1}'}})
 
-    assert '{"a":1}' == chat["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert chat["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
 
 
 @pytest.mark.parametrize(
@@ -240,7 +238,7 @@ FUNCTION = {"type": "function", "function": {"name": "weather", "description": "
 @pytest.mark.parametrize("extra", [{}, {"type": "custom"}, {"type": None}, {"cache_control": {"type": "ephemeral"}}])
 def test_a_custom_tool_becomes_a_function(extra):
     """Fields that the model does not see are dropped."""
-    assert {"tools": [FUNCTION]} == tools_from({"tools": [WEATHER | extra]})
+    assert tools_from({"tools": [WEATHER | extra]}) == {"tools": [FUNCTION]}
 
 
 def test_fields_that_chat_templates_show_are_kept():
@@ -248,8 +246,8 @@ def test_fields_that_chat_templates_show_are_kept():
     extra_fields = {"strict": True, "defer_loading": True}
     tool = {"name": "f", "input_schema": {"properties": {}}, **extra_fields}
 
-    assert [{"name": "f", "parameters": {"properties": {}, "type": "object"}, **extra_fields}] == [
-        function["function"] for function in tools_from({"tools": [tool]})["tools"]
+    assert [function["function"] for function in tools_from({"tools": [tool]})["tools"]] == [
+        {"name": "f", "parameters": {"properties": {}, "type": "object"}, **extra_fields}
     ]
 
 
@@ -287,7 +285,7 @@ def test_tools_are_those_at_the_end_of_the_conversation(changes, names):
 def test_a_tool_that_is_added_is_no_longer_deferred():
     messages = [{"role": "system", "content": [change("addition", named("weather"))]}]
 
-    assert {"tools": [FUNCTION]} == tools_from({"messages": messages, "tools": [WEATHER | {"defer_loading": True}]})
+    assert tools_from({"messages": messages, "tools": [WEATHER | {"defer_loading": True}]}) == {"tools": [FUNCTION]}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +301,7 @@ def test_a_tool_that_is_added_is_no_longer_deferred():
 def test_an_invalid_tool_change_is_rejected_with_its_path(tool, path):
     with pytest.raises(UnprocessableRequest) as raised:
         tools_from({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
-    assert f"messages.0.content.0.tool{path}" == raised.value.param
+    assert raised.value.param == f"messages.0.content.0.tool{path}"
 
 
 @pytest.mark.parametrize(
@@ -320,16 +318,16 @@ def test_hosted_tools_are_rejected_by_name(tool, named):
     """Only Anthropic can run them."""
     with pytest.raises(UnprocessableRequest, match=rf"^tools\.1: tool '{named}' ") as raised:
         tools_from({"tools": [WEATHER, tool]})
-    assert "tools.1" == raised.value.param
+    assert raised.value.param == "tools.1"
 
 
 def test_hosted_tools_are_dropped_if_configured():
     """Other tools are kept, and invalid ones are still rejected."""
     hosted = {"type": "web_search_20250305", "name": "web_search"}
 
-    assert {"tools": [FUNCTION]} == tools_from({"tools": [hosted, WEATHER]}, ignore_hosted=True)
-    assert {} == tools_from(
-        {"tools": [hosted], "mcp_servers": [{}], "tool_choice": {"type": "auto"}}, ignore_hosted=True
+    assert tools_from({"tools": [hosted, WEATHER]}, ignore_hosted=True) == {"tools": [FUNCTION]}
+    assert (
+        tools_from({"tools": [hosted], "mcp_servers": [{}], "tool_choice": {"type": "auto"}}, ignore_hosted=True) == {}
     )
     with pytest.raises(UnprocessableRequest, match="^tools.0.name: "):
         tools_from({"tools": [{"type": "custom"}]}, ignore_hosted=True)
@@ -339,7 +337,7 @@ def test_mcp_servers_are_rejected():
     """Anthropic's servers would call them."""
     with pytest.raises(UnprocessableRequest, match="^mcp_servers: "):
         tools_from({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]})
-    assert {} == tools_from({"mcp_servers": []})
+    assert tools_from({"mcp_servers": []}) == {}
 
 
 @pytest.mark.parametrize(
@@ -357,14 +355,14 @@ def test_mcp_servers_are_rejected():
     ],
 )
 def test_tool_choice_is_translated(choice, expected):
-    assert {"tools": [FUNCTION], **expected} == tools_from({"tools": [WEATHER], "tool_choice": choice})
+    assert tools_from({"tools": [WEATHER], "tool_choice": choice}) == {"tools": [FUNCTION], **expected}
 
 
 def test_tool_choice_without_tools():
     """`auto` and `none` are dropped, as engines reject them; the engine rejects `required`."""
-    assert {} == tools_from({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
-    assert {} == tools_from({"tools": [], "tool_choice": {"type": "none"}})
-    assert {"tool_choice": "required"} == tools_from({"tool_choice": {"type": "any"}})
+    assert tools_from({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}) == {}
+    assert tools_from({"tools": [], "tool_choice": {"type": "none"}}) == {}
+    assert tools_from({"tool_choice": {"type": "any"}}) == {"tool_choice": "required"}
 
 
 @pytest.mark.parametrize(

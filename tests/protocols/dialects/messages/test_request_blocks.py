@@ -16,7 +16,7 @@ def text(value):
 def test_a_string_is_one_text_block():
     """Each block has the path that errors name."""
     assert [("m.content", text("hi"))] == blocks_from("hi", "m.content")
-    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_from([{}, PNG], "m.content")
+    assert blocks_from([{}, PNG], "m.content") == [("m.content.0", {}), ("m.content.1", PNG)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_tool_result_becomes_a_tool_message_of_text(content, expected):
     """Texts are joined by blank lines; images follow in a user message."""
     message, *pictures = tool_result_messages({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
 
-    assert {"role": "tool", "tool_call_id": "c1", "content": expected} == message
+    assert message == {"role": "tool", "tool_call_id": "c1", "content": expected}
     has_image = isinstance(content, list) and PNG in content
     assert ([{"role": "user", "content": [PICTURE]}] if has_image else []) == pictures
 
@@ -77,9 +77,9 @@ def test_is_error_of_a_tool_result_is_dropped():
     """Chat has no such field, and the content contains the error message."""
     failed = {"tool_use_id": "c1", "is_error": True}
 
-    assert ["", "no such file"] == [
+    assert [
         tool_result_messages(failed | fields, "here")[0]["content"] for fields in ({}, {"content": "no such file"})
-    ]
+    ] == ["", "no such file"]
 
 
 @pytest.mark.parametrize(

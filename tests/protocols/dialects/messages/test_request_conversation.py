@@ -52,24 +52,25 @@ TOOL = {"role": "tool", "tool_call_id": "c1", "content": "r"}
 )
 def test_system_blocks_become_one_system_message(value, expected):
     """Concatenated, without Claude Code's billing header, which differs in each call."""
-    assert [*([] if expected is None else [{"role": "system", "content": expected}]), HI] == chat_messages(
-        ("user", "hi"), system=value
-    )
+    assert chat_messages(("user", "hi"), system=value) == [
+        *([] if expected is None else [{"role": "system", "content": expected}]),
+        HI,
+    ]
 
 
 def test_system_blocks_are_joined_as_the_engine_joins_them():
     """SGLang's endpoint inserts a line break."""
     assert (
-        "S\nT"
-        == chat_messages(("user", "hi"), system=[text("S"), text("T")], options=TranslationOptions(system_joint="\n"))[
-            0
-        ]["content"]
+        chat_messages(("user", "hi"), system=[text("S"), text("T")], options=TranslationOptions(system_joint="\n"))[0][
+            "content"
+        ]
+        == "S\nT"
     )
 
 
 def test_a_single_text_block_becomes_a_string():
     """Agents turn strings into blocks when they move their cache breakpoints; the prompt is the same."""
-    assert [{"role": "user", "content": "hi"}] == chat_messages(("user", "hi"))
+    assert chat_messages(("user", "hi")) == [{"role": "user", "content": "hi"}]
     assert chat_messages(("user", "hi")) == chat_messages(("user", [text("hi", cache_control={"type": "ephemeral"})]))
 
 
@@ -84,24 +85,26 @@ def test_several_blocks_become_content_parts_in_order():
 
 
 def test_a_user_message_without_blocks_is_dropped_and_an_empty_string_is_kept():
-    assert [HI] == chat_messages(("user", []), ("user", [text("")]), ("user", "hi"))
-    assert [{"role": "user", "content": ""}] == chat_messages(("user", ""))
+    assert chat_messages(("user", []), ("user", [text("")]), ("user", "hi")) == [HI]
+    assert chat_messages(("user", "")) == [{"role": "user", "content": ""}]
 
 
 def test_consecutive_messages_of_one_role_are_not_merged():
     """Anthropic merges them; vLLM's endpoint does not."""
-    assert [HI, {"role": "user", "content": "b"}] == chat_messages(("user", "hi"), ("user", [text("b")]))
-    assert ["user", "assistant", "assistant"] == [
+    assert chat_messages(("user", "hi"), ("user", [text("b")])) == [HI, {"role": "user", "content": "b"}]
+    assert [
         turn["role"] for turn in chat_messages(("user", "?"), ("assistant", [thinking("t")]), ("assistant", "a"))
-    ]
+    ] == ["user", "assistant", "assistant"]
 
 
 def test_a_system_message_within_the_conversation_keeps_its_position():
     """Moved to the front, it would change the prompt's prefix. An empty one is dropped."""
     value = (("user", "a"), ("system", [text("s"), text("t")]), ("system", BILLING), ("user", "b"))
 
-    assert [("user", "a"), ("system", "st"), ("user", "b")] == [
-        (turn["role"], turn["content"]) for turn in chat_messages(*value)
+    assert [(turn["role"], turn["content"]) for turn in chat_messages(*value)] == [
+        ("user", "a"),
+        ("system", "st"),
+        ("user", "b"),
     ]
 
 
@@ -110,13 +113,17 @@ def test_system_messages_are_merged_for_templates_that_accept_only_a_leading_one
     value = (("user", "a"), ("system", "T"), ("user", "b"), ("system", [text("U")]))
     merging = TranslationOptions(merges_systems=True)
 
-    assert [("system", "STU"), ("user", "a"), ("user", "b")] == [
-        (turn["role"], turn["content"]) for turn in chat_messages(*value, system="S", options=merging)
+    assert [(turn["role"], turn["content"]) for turn in chat_messages(*value, system="S", options=merging)] == [
+        ("system", "STU"),
+        ("user", "a"),
+        ("user", "b"),
     ]
-    assert [("system", "TU"), ("user", "a"), ("user", "b")] == [
-        (turn["role"], turn["content"]) for turn in chat_messages(*value, options=merging)
+    assert [(turn["role"], turn["content"]) for turn in chat_messages(*value, options=merging)] == [
+        ("system", "TU"),
+        ("user", "a"),
+        ("user", "b"),
     ]
-    assert [HI] == chat_messages(("user", "hi"), options=merging)
+    assert chat_messages(("user", "hi"), options=merging) == [HI]
 
 
 def test_tool_results_become_messages_before_the_rest_of_the_users_message():
@@ -132,7 +139,7 @@ def test_tool_results_become_messages_before_the_rest_of_the_users_message():
         TOOL | {"tool_call_id": "c2"},
         {"role": "user", "content": [text("so"), text("go"), PICTURE]},
     ] == chat_messages(("user", value))
-    assert [TOOL] == chat_messages(("user", [tool_result()]))
+    assert chat_messages(("user", [tool_result()])) == [TOOL]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +160,9 @@ def test_tool_results_become_messages_before_the_rest_of_the_users_message():
 )
 def test_an_assistant_message_becomes_the_chat_message_that_was_sampled(content, expected):
     """Empty text is ""; without text, content is null; texts around a tool call are joined. Reasoning has the engine's name."""
-    assert [{"role": "assistant", **expected}] == chat_messages(
-        ("assistant", content), options=TranslationOptions(thought="thought")
-    )
+    assert chat_messages(("assistant", content), options=TranslationOptions(thought="thought")) == [
+        {"role": "assistant", **expected}
+    ]
 
 
 def test_sampled_arguments_are_restored_unless_the_agent_changed_them():
@@ -165,8 +172,8 @@ def test_sampled_arguments_are_restored_unless_the_agent_changed_them():
         (message,) = chat_messages(("assistant", [tool_use(arguments=value)]), sampled=sampled)
         return message["tool_calls"][0]["function"]["arguments"]
 
-    assert '{"a":1}' == arguments({"a": 1})
-    assert '{"a": 2}' == arguments({"a": 2})
+    assert arguments({"a": 1}) == '{"a":1}'
+    assert arguments({"a": 2}) == '{"a": 2}'
 
 
 @pytest.mark.parametrize(
@@ -207,7 +214,7 @@ def test_an_invalid_message_raises_with_its_path(messages, path):
 )
 def test_an_invalid_body_references_no_calls(body):
     """It is not validated yet."""
-    assert frozenset() == tool_call_ids(body)
+    assert tool_call_ids(body) == frozenset()
 
 
 def test_the_calls_of_assistant_messages_are_referenced():
@@ -218,4 +225,4 @@ def test_the_calls_of_assistant_messages_are_referenced():
         {"type": "tool_use", "id": "c"},
     ]
 
-    assert {"a", "c"} == tool_call_ids({"messages": [{"role": "assistant", "content": blocks}]})
+    assert tool_call_ids({"messages": [{"role": "assistant", "content": blocks}]}) == {"a", "c"}

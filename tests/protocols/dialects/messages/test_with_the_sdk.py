@@ -33,10 +33,10 @@ TOOL = {
 def test_messages_create_returns_thinking_and_tool_calls():
     message = client(Served(MESSAGES, TOOL_CALL_MESSAGE)).messages.create(**REQUEST, tools=[TOOL])
 
-    assert ["thinking", "tool_use"] == [block.type for block in message.content]
-    assert ("weather", {"city": "Paris"}) == (message.content[1].name, message.content[1].input)
-    assert ("tool_use", "msg_s1") == (message.stop_reason, message.id)
-    assert (33, 5) == (message.usage.input_tokens, message.usage.output_tokens)
+    assert [block.type for block in message.content] == ["thinking", "tool_use"]
+    assert (message.content[1].name, message.content[1].input) == ("weather", {"city": "Paris"})
+    assert (message.stop_reason, message.id) == ("tool_use", "msg_s1")
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (33, 5)
 
 
 def test_messages_stream_returns_deltas_and_the_unstreamed_message():
@@ -45,9 +45,9 @@ def test_messages_stream_returns_deltas_and_the_unstreamed_message():
         events = list(stream)
     final = stream.get_final_message()
 
-    assert "It is sunny." == "".join(event.text for event in events if event.type == "text")
-    assert "Hm." == "".join(event.thinking for event in events if event.type == "thinking")
-    assert '{"city":"Paris"}' == "".join(event.partial_json for event in events if event.type == "input_json")
+    assert "".join(event.text for event in events if event.type == "text") == "It is sunny."
+    assert "".join(event.thinking for event in events if event.type == "thinking") == "Hm."
+    assert "".join(event.partial_json for event in events if event.type == "input_json") == '{"city":"Paris"}'
     assert final.to_dict() == client(Served(MESSAGES, message)).messages.create(**REQUEST).to_dict()
 
 
@@ -90,9 +90,9 @@ def test_the_tool_runner_calls_its_tool_with_the_sampled_arguments(streams):
     runner = client(served).beta.messages.tool_runner(**REQUEST, tools=[weather], stream=streams)
     last = runner.until_done()
 
-    assert (["Paris"], "It is sunny.", "end_turn") == (called, last.content[0].text, last.stop_reason)
-    assert [TOOL_CALL_MESSAGE, RESULT] == served.chats[1]["messages"][1:]
-    assert ["create", None, None] == [(body.get("thread") or {}).get("type") for body in served.bodies]
+    assert (called, last.content[0].text, last.stop_reason) == (["Paris"], "It is sunny.", "end_turn")
+    assert served.chats[1]["messages"][1:] == [TOOL_CALL_MESSAGE, RESULT]
+    assert [(body.get("thread") or {}).get("type") for body in served.bodies] == ["create", None, None]
     assert "city" in served.chats[0]["tools"][0]["function"]["parameters"]["properties"]
 
 
@@ -105,7 +105,7 @@ def test_messages_parse_sends_a_schema_and_reads_the_response_by_it():
     message = client(served).messages.parse(**REQUEST, output_format=Weather)
 
     assert message.parsed_output == Weather(sunny=True)
-    assert ["sunny"] == list(served.chats[0]["response_format"]["json_schema"]["schema"]["properties"])
+    assert list(served.chats[0]["response_format"]["json_schema"]["schema"]["properties"]) == ["sunny"]
 
 
 def test_the_beta_stream_and_its_headers():
@@ -117,9 +117,9 @@ def test_the_beta_stream_and_its_headers():
         "metadata": {"user_id": "u"},
     }
     with client(served).beta.messages.stream(**REQUEST, **fields) as stream:
-        assert "It is sunny." == stream.get_final_text()
+        assert stream.get_final_text() == "It is sunny."
 
-    assert {"model", "messages", "max_tokens", "stream", "stream_options"} == served.chats[0].keys()
+    assert served.chats[0].keys() == {"model", "messages", "max_tokens", "stream", "stream_options"}
 
 
 async def test_the_async_client():
@@ -155,7 +155,7 @@ def test_the_sdk_reads_every_stop_reason(choice, expected):
     with agent.messages.stream(**REQUEST, stop_sequences=["END"]) as stream:
         streamed = stream.get_final_message()
 
-    assert expected == (whole.stop_reason, whole.stop_sequence) == (streamed.stop_reason, streamed.stop_sequence)
+    assert (whole.stop_reason, whole.stop_sequence) == (streamed.stop_reason, streamed.stop_sequence) == expected
 
 
 def test_a_truncated_tool_call_does_not_break_the_sdk():
@@ -167,7 +167,7 @@ def test_a_truncated_tool_call_does_not_break_the_sdk():
     with agent.messages.stream(**REQUEST, tools=[TOOL]) as stream:
         streamed = stream.get_final_message()
 
-    assert ({"days": 7}, "max_tokens") == (streamed.content[0].input, streamed.stop_reason)
+    assert (streamed.content[0].input, streamed.stop_reason) == ({"days": 7}, "max_tokens")
     assert streamed.to_dict() | {"id": ""} == agent.messages.create(**REQUEST, tools=[TOOL]).to_dict() | {"id": ""}
 
 
@@ -187,7 +187,7 @@ def test_errors_raise_the_sdks_exceptions(error, raised):
     """By status and type."""
     with pytest.raises(raised) as caught:
         client(Served(MESSAGES, error)).messages.create(**REQUEST)
-    assert "no" == caught.value.body["error"]["message"]
+    assert caught.value.body["error"]["message"] == "no"
 
 
 def test_a_hosted_tool_is_rejected_by_name():
@@ -196,7 +196,7 @@ def test_a_hosted_tool_is_rejected_by_name():
 
     with pytest.raises(anthropic.BadRequestError, match="web_search"):
         client(served).messages.create(**REQUEST, tools=[{"type": "web_search_20250305", "name": "web_search"}])
-    assert [] == served.chats
+    assert served.chats == []
 
 
 def test_an_interrupted_stream_raises_after_its_text():
@@ -205,8 +205,8 @@ def test_an_interrupted_stream_raises_after_its_text():
 
     with pytest.raises(anthropic.APIStatusError, match="the engine broke off"), broke.stream(**REQUEST) as stream:
         texts.extend(stream.text_stream)
-    assert "It is sunny." == "".join(texts)
+    assert "".join(texts) == "It is sunny."
 
 
 def test_models_are_listed():
-    assert ["policy"] == [model.id for model in client(Served(MESSAGES)).models.list()]
+    assert [model.id for model in client(Served(MESSAGES)).models.list()] == ["policy"]

@@ -61,8 +61,11 @@ def test_only_instructions_are_not_carried_over(has_developers):
     chat = RESPONSES.read({"instructions": "new", "input": "next"}, options, resolved)
 
     expected = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
-    assert [*expected, ("user", "u"), ("assistant", "a"), ("user", "next")] == [
-        (message["role"], message["content"]) for message in chat["messages"]
+    assert [(message["role"], message["content"]) for message in chat["messages"]] == [
+        *expected,
+        ("user", "u"),
+        ("assistant", "a"),
+        ("user", "next"),
     ]
 
 
@@ -87,7 +90,7 @@ def test_a_referenced_reasoning_item_has_the_recorded_text():
     later = call(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
     resolved = resolve_references(None, [first, later], {})
 
-    assert "hm" == RESPONSES.read({"input": [empty]}, TranslationOptions(), resolved)["messages"][0]["reasoning"]
+    assert RESPONSES.read({"input": [empty]}, TranslationOptions(), resolved)["messages"][0]["reasoning"] == "hm"
 
 
 def test_input_items_have_ids_and_the_sdks_types():
@@ -99,12 +102,12 @@ def test_input_items_have_ids_and_the_sdks_types():
     ]
     whole, text = (input_items(call(FIRST, {"input": value}, {})) for value in (items, "hi"))
 
-    assert [f"in_{FIRST}_0", "fc_1", f"in_{FIRST}_2"] == [item["id"] for item in whole]
-    assert [{"type": "input_text", "text": "hi"}] == text[0]["content"]
+    assert [item["id"] for item in whole] == [f"in_{FIRST}_0", "fc_1", f"in_{FIRST}_2"]
+    assert text[0]["content"] == [{"type": "input_text", "text": "hi"}]
     for item in [*whole, *text]:
         TypeAdapter(ResponseItem).validate_python(item)
     assistant = input_items(call(FIRST, {"input": [{"role": "assistant", "content": "a"}]}, {}))
-    assert "output_text" == assistant[0]["content"][0]["type"]
+    assert assistant[0]["content"][0]["type"] == "output_text"
 
 
 def test_references_are_read_from_any_body():

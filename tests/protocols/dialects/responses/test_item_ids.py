@@ -19,7 +19,7 @@ STEP = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 def test_the_step_id_is_read_from_each_kind_of_id():
     kinds = (MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL, INPUT)
 
-    assert {STEP} == {step_of(name) for name in [response_name(STEP), *(item_name(kind, STEP, 12) for kind in kinds)]}
+    assert {step_of(name) for name in [response_name(STEP), *(item_name(kind, STEP, 12) for kind in kinds)]} == {STEP}
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(messa
     )["messages"]
     for chat in (back, expected := as_chat(message)):
         chat.get("tool_calls", []).sort(key=lambda call: call["id"])
-    assert expected == back
+    assert back == expected
 
 
 def test_text_items_end_when_the_next_begins_and_what_follows_a_call_is_sent_at_the_end():
@@ -184,7 +184,7 @@ def test_text_items_end_when_the_next_begins_and_what_follows_a_call_is_sent_at_
     last = renderer.finish(folded([{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]))
     ends = [event["type"].removeprefix("response.") for event in events_of(last)]
 
-    assert [
+    assert kinds == [
         ["created", "in_progress"],
         ["output_item.added", "content_part.added", "reasoning_text.delta"],
         ["reasoning_text.done", "content_part.done", "output_item.done", "output_item.added", "content_part.added",
@@ -193,14 +193,14 @@ def test_text_items_end_when_the_next_begins_and_what_follows_a_call_is_sent_at_
         [],
         ["function_call_arguments.delta"],
         [],
-    ] == kinds  # fmt: skip
-    assert [
+    ]  # fmt: skip
+    assert ends == [
         "function_call_arguments.done", "output_item.done", "output_item.added",
         "function_call_arguments.delta", "function_call_arguments.delta",
         "function_call_arguments.done", "output_item.done", "output_item.added",
         "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
         "completed",
-    ] == ends  # fmt: skip
+    ]  # fmt: skip
 
 
 def test_each_finish_reason_has_a_status():
@@ -215,13 +215,13 @@ def test_each_finish_reason_has_a_status():
         for reason in ("stop", "tool_calls", "length", "content_filter", "repetition", "abort", "error", None)
     }
 
-    assert {
+    assert {reason: whole["status"] for reason, whole in responses.items()} == {
         "stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete",
         "repetition": "incomplete", "abort": "failed", "error": "failed", None: "completed",
-    } == {reason: whole["status"] for reason, whole in responses.items()}  # fmt: skip
-    assert {"reason": "max_output_tokens"} == responses["length"]["incomplete_details"]
-    assert ["completed", "incomplete"] == [item["status"] for item in responses["length"]["output"]]
-    assert "server_error" == responses["abort"]["error"]["code"]
+    }  # fmt: skip
+    assert responses["length"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in responses["length"]["output"]] == ["completed", "incomplete"]
+    assert responses["abort"]["error"]["code"] == "server_error"
 
 
 def test_an_interrupted_response_ends_with_response_failed():
@@ -230,10 +230,10 @@ def test_an_interrupted_response_ends_with_response_failed():
     last = events_of(stream_of(BODY, [chunk], "the engine died"))[-1]
     alone = events_of(ResponsesRenderer(BODY, IDENTITY).finish(None))
 
-    assert ("response.failed", "the engine died") == (last["type"], last["response"]["error"]["message"])
-    assert "so" == last["response"]["output"][0]["content"][0]["text"]
-    assert "incomplete" == last["response"]["output"][0]["status"]
-    assert ["created", "in_progress", "failed"] == [event["type"].removeprefix("response.") for event in alone]
+    assert (last["type"], last["response"]["error"]["message"]) == ("response.failed", "the engine died")
+    assert last["response"]["output"][0]["content"][0]["text"] == "so"
+    assert last["response"]["output"][0]["status"] == "incomplete"
+    assert [event["type"].removeprefix("response.") for event in alone] == ["created", "in_progress", "failed"]
 
 
 def test_logprobs_are_sent_with_their_text_if_requested():
@@ -258,12 +258,12 @@ def test_logprobs_are_sent_with_their_text_if_requested():
     (delta,) = [event for event in events if event["type"] == "response.output_text.delta"]
     (done,) = [event for event in events if event["type"] == "response.output_text.done"]
 
-    assert ["t", "é"] == [logprob["token"] for logprob in delta["logprobs"]]
-    assert ["t", "é", ""] == [logprob["token"] for logprob in done["logprobs"]]
-    assert {"token", "bytes", "logprob", "top_logprobs"} == delta["logprobs"][1].keys()
+    assert [logprob["token"] for logprob in delta["logprobs"]] == ["t", "é"]
+    assert [logprob["token"] for logprob in done["logprobs"]] == ["t", "é", ""]
+    assert delta["logprobs"][1].keys() == {"token", "bytes", "logprob", "top_logprobs"}
     assert list("é".encode()) == delta["logprobs"][1]["bytes"]
     assert done["logprobs"] == events[-1]["response"]["output"][-1]["content"][0]["logprobs"]
-    assert [] == events_of(stream_of(BODY, chunks))[-1]["response"]["output"][-1]["content"][0]["logprobs"]
+    assert events_of(stream_of(BODY, chunks))[-1]["response"]["output"][-1]["content"][0]["logprobs"] == []
 
 
 def test_a_call_without_an_id_gets_one():
@@ -286,7 +286,7 @@ def test_a_call_without_an_id_gets_one():
     nameless = events_of(stream_of(BODY, [chunk]))[-1]["response"]["output"]
 
     assert f"call_{IDENTITY.step_id}_0" == item["call_id"]
-    assert [("", "{")] == [(item["name"], item["arguments"]) for item in nameless]
+    assert [(item["name"], item["arguments"]) for item in nameless] == [("", "{")]
 
 
 def test_reasoning_is_encrypted_if_requested():
@@ -296,7 +296,7 @@ def test_reasoning_is_encrypted_if_requested():
         RESPONSES.renderer(body, IDENTITY).whole(response_of(message))["output"] for body in (SEALED, BODY)
     )
 
-    assert "hm" == unseal(requested[0]["encrypted_content"])
+    assert unseal(requested[0]["encrypted_content"]) == "hm"
     assert ["encrypted_content" in item for item in (requested[1], *plain)] == [False, False, False]
 
 
@@ -307,7 +307,7 @@ def test_arguments_that_are_an_object_become_text():
         "output"
     ]
 
-    assert '{"a":1}' == item["arguments"]
+    assert item["arguments"] == '{"a":1}'
 
 
 def test_a_response_without_content_has_an_empty_message():
@@ -317,8 +317,8 @@ def test_a_response_without_content_has_an_empty_message():
         for content in (None, "")
     )
 
-    assert [] == none[0]["content"]
-    assert "" == empty[0]["content"][0]["text"]
+    assert none[0]["content"] == []
+    assert empty[0]["content"][0]["text"] == ""
 
 
 def test_a_refusal_is_a_content_part():
@@ -326,8 +326,8 @@ def test_a_refusal_is_a_content_part():
     message = {"role": "assistant", "content": None, "refusal": "no"}
     (item,) = RESPONSES.renderer(BODY, IDENTITY).whole(response_of(message))["output"]
 
-    assert [{"type": "refusal", "refusal": "no"}] == item["content"]
-    assert [message] == RESPONSES.read({"input": [item]}, TranslationOptions())["messages"]
+    assert item["content"] == [{"type": "refusal", "refusal": "no"}]
+    assert RESPONSES.read({"input": [item]}, TranslationOptions())["messages"] == [message]
 
 
 def event_types(stream):
@@ -337,7 +337,7 @@ def event_types(stream):
 def test_events_are_numbered_from_zero():
     events = Events()
 
-    assert b'event: a\ndata: {"type":"a","sequence_number":0,"x":1}\n\n' == events.write("a", x=1)
+    assert events.write("a", x=1) == b'event: a\ndata: {"type":"a","sequence_number":0,"x":1}\n\n'
     assert b'"sequence_number":1' in events.write("b")
 
 
@@ -348,16 +348,16 @@ def test_a_text_items_events_are_in_the_apis_order():
         item.begin() + item.append("output_text", "") + item.append("output_text", "a") + item.end("completed")
     )
 
-    assert [
+    assert [event["type"].removeprefix("response.") for event in events] == [
         "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
         "output_item.done",
-    ] == [event["type"].removeprefix("response.") for event in events]  # fmt: skip
-    assert {3} == {event["output_index"] for event in events}
-    assert ("a", "msg_1", "completed") == (
+    ]  # fmt: skip
+    assert {event["output_index"] for event in events} == {3}
+    assert (
         events[-1]["item"]["content"][0]["text"],
         events[-1]["item"]["id"],
         events[-1]["item"]["status"],
-    )
+    ) == ("a", "msg_1", "completed")
 
 
 def test_text_and_refusal_are_parts_with_their_own_index():
@@ -365,9 +365,9 @@ def test_text_and_refusal_are_parts_with_their_own_index():
     item = TextItem(Events(), "msg_1", 0, {})
     text, refusal = events_of(item.append("output_text", "a"))[1], events_of(item.append("refusal", "b"))[1]
 
-    assert (0, "a", []) == (text["content_index"], text["delta"], text["logprobs"])
-    assert (1, "b", False) == (refusal["content_index"], refusal["delta"], "logprobs" in refusal)
-    assert ("a", "b", "") == (item.text_of("output_text"), item.text_of("refusal"), item.text_of("reasoning_text"))
+    assert (text["content_index"], text["delta"], text["logprobs"]) == (0, "a", [])
+    assert (refusal["content_index"], refusal["delta"], "logprobs" in refusal) == (1, "b", False)
+    assert (item.text_of("output_text"), item.text_of("refusal"), item.text_of("reasoning_text")) == ("a", "b", "")
 
 
 def test_argument_deltas_are_forwarded_as_sampled():
@@ -375,12 +375,12 @@ def test_argument_deltas_are_forwarded_as_sampled():
     item = CallItem(Events(), "fc_1", 0, Tool("crm__f", "function", "f", "crm"), "c")
     events = events_of(item.begin() + item.append("{ ") + item.append("") + item.append("x") + item.end("completed"))
 
-    assert ["{ ", "x"] == [event["delta"] for event in events if event["type"].endswith(".delta")]
-    assert "{ x" == events[-2]["arguments"]
-    assert {
+    assert [event["delta"] for event in events if event["type"].endswith(".delta")] == ["{ ", "x"]
+    assert events[-2]["arguments"] == "{ x"
+    assert events[-1]["item"] == {
         "id": "fc_1", "type": "function_call", "call_id": "c", "name": "f", "namespace": "crm", "arguments": "{ x",
         "status": "completed",
-    } == events[-1]["item"]  # fmt: skip
+    }  # fmt: skip
 
 
 def test_the_input_of_a_custom_tool_is_streamed_without_its_json_quoting():
@@ -390,17 +390,23 @@ def test_the_input_of_a_custom_tool_is_streamed_without_its_json_quoting():
         return CallItem(Events(), "ctc_1", 0, Tool("p", "custom", "p"), "c")
 
     valid, invalid = item(), item()
-    assert [[], ["a"], ["\n"]] == [
+    assert [
         [event["delta"] for event in events_of(valid.append(piece))] for piece in ('{"input": "', "a\\", 'n"}')
+    ] == [[], ["a"], ["\n"]]
+    assert event_types(valid.end("completed")) == ["custom_tool_call_input.done", "output_item.done"]
+    assert invalid.append("{}") == b""
+    assert event_types(invalid.end("completed")) == [
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
     ]
-    assert ["custom_tool_call_input.done", "output_item.done"] == event_types(valid.end("completed"))
-    assert b"" == invalid.append("{}")
-    assert ["custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"] == event_types(
-        invalid.end("completed")
-    )
-    assert {"id": "ctc_1", "type": "custom_tool_call", "call_id": "c", "name": "p", "input": "{}"} == invalid.to_json(
-        "completed"
-    )
+    assert invalid.to_json("completed") == {
+        "id": "ctc_1",
+        "type": "custom_tool_call",
+        "call_id": "c",
+        "name": "p",
+        "input": "{}",
+    }
 
 
 def test_a_response_repeats_the_settings_of_its_request():
@@ -417,12 +423,12 @@ def test_a_response_repeats_the_settings_of_its_request():
         shown[name] for name in ("id", "created_at", "model", "status", "output", "usage")
     )
     assert {name: body[name] for name in body if name not in {"reasoning", "text", "tools"}}.items() <= shown.items()
-    assert {"effort": "low", "summary": None} == shown["reasoning"]
-    assert {"verbosity": "low", "format": {"type": "text"}} == shown["text"]
-    assert {"type": "function", "name": "f", "parameters": None, "strict": None} == shown["tools"][0]
-    assert (True, "auto", "disabled", True) == tuple(
+    assert shown["reasoning"] == {"effort": "low", "summary": None}
+    assert shown["text"] == {"verbosity": "low", "format": {"type": "text"}}
+    assert shown["tools"][0] == {"type": "function", "name": "f", "parameters": None, "strict": None}
+    assert tuple(
         make_response({}, IDENTITY)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
-    )
+    ) == (True, "auto", "disabled", True)
 
 
 def test_usage_has_cached_and_reasoning_tokens():
@@ -437,18 +443,18 @@ def test_usage_has_cached_and_reasoning_tokens():
     }  # fmt: skip
     sglang = {**vllm, "reasoning_tokens": 2, "completion_tokens_details": None}
 
-    assert expected == usage_from(vllm) == usage_from(sglang)
-    assert 0 == usage_from({"prompt_tokens": 5, "prompt_tokens_details": None})["input_tokens_details"]["cached_tokens"]
+    assert usage_from(vllm) == usage_from(sglang) == expected
+    assert usage_from({"prompt_tokens": 5, "prompt_tokens_details": None})["input_tokens_details"]["cached_tokens"] == 0
     assert usage_from(None) is None
 
 
 def test_finish_reasons_become_status_and_details():
-    assert ("incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}) == ending("length")
-    assert ("incomplete", {"incomplete_details": {"reason": None}}) == ending("repetition")
-    assert "failed" == ending("abort")[0]
-    assert ("completed", {}) == ending("tool_calls") == ending(None)
+    assert ending("length") == ("incomplete", {"incomplete_details": {"reason": "max_output_tokens"}})
+    assert ending("repetition") == ("incomplete", {"incomplete_details": {"reason": None}})
+    assert ending("abort")[0] == "failed"
+    assert ending("tool_calls") == ending(None) == ("completed", {})
 
 
 def test_logprob_entries_without_a_logprob_are_dropped():
     """llama.cpp returns probabilities with `post_sampling_probs`."""
-    assert [] == logprob_entries({"content": [{"token": "a", "prob": 0.5}]}) == logprob_entries(None)
+    assert logprob_entries({"content": [{"token": "a", "prob": 0.5}]}) == logprob_entries(None) == []

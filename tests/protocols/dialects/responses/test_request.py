@@ -18,13 +18,15 @@ THINKING = TranslationOptions(
 def chat_fields(options=PLAIN, **fields):
     """Return the chat request of these fields without its message."""
     chat = read({"input": "hi", **fields}, options)
-    assert [{"role": "user", "content": "hi"}] == chat.pop("messages")
+    assert chat.pop("messages") == [{"role": "user", "content": "hi"}]
     return chat
 
 
 def test_settings_get_chats_names():
     """Parameters that engines know beyond OpenAI's are passed through; null is dropped."""
-    assert {
+    assert chat_fields(
+        model="m", temperature=0, top_p=0.5, max_output_tokens=9, top_k=3, seed=1, stop=["x"], min_p=None
+    ) == {
         "model": "m",
         "temperature": 0,
         "top_p": 0.5,
@@ -32,21 +34,22 @@ def test_settings_get_chats_names():
         "top_k": 3,
         "seed": 1,
         "stop": ["x"],
-    } == chat_fields(model="m", temperature=0, top_p=0.5, max_output_tokens=9, top_k=3, seed=1, stop=["x"], min_p=None)
-    assert {"stream": True, "stream_options": {"include_usage": True}} == chat_fields(
-        stream=True, stream_options={"include_obfuscation": True}
-    )
-    assert {} == chat_fields(stream=False)
+    }
+    assert chat_fields(stream=True, stream_options={"include_obfuscation": True}) == {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert chat_fields(stream=False) == {}
 
 
 def test_fields_without_a_meaning_in_chat_are_not_sent():
     """They are recorded in the body, as are unknown ones."""
-    assert {} == chat_fields(
+    assert chat_fields(
         store=False, metadata={"a": "b"}, truncation="auto", user="u", service_tier="flex", prompt_cache_key="k", n=2,
         include=["x"], max_tool_calls=1, text={"verbosity": "low"}, return_token_ids=True,
         context_management=[], nobody={"knows": 1}, background=False, conversation=None, previous_response_id="resp_1",
         max_tokens=3,
-    )  # fmt: skip
+    ) == {}  # fmt: skip
 
 
 def test_every_recorded_sampling_parameter_is_passed_through_or_translated():
@@ -59,21 +62,21 @@ def test_logprobs_are_requested_by_include():
     """Without `top_logprobs`, no alternatives are requested."""
     include = ["message.output_text.logprobs"]
 
-    assert {"logprobs": True, "top_logprobs": 0} == chat_fields(include=include)
-    assert {"logprobs": True, "top_logprobs": 2} == chat_fields(include=include, top_logprobs=2)
-    assert {} == chat_fields(top_logprobs=2)
+    assert chat_fields(include=include) == {"logprobs": True, "top_logprobs": 0}
+    assert chat_fields(include=include, top_logprobs=2) == {"logprobs": True, "top_logprobs": 2}
+    assert chat_fields(top_logprobs=2) == {}
 
 
 def test_a_text_format_becomes_a_response_format():
     """Chat nests the schema one level deeper."""
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True, "description": None}
 
-    assert {
+    assert chat_fields(text={"format": form})["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
-    } == chat_fields(text={"format": form})["response_format"]
-    assert {"response_format": {"type": "json_object"}} == chat_fields(text={"format": {"type": "json_object"}})
-    assert {} == chat_fields(text={"format": {"type": "text"}})
+    }
+    assert chat_fields(text={"format": {"type": "json_object"}}) == {"response_format": {"type": "json_object"}}
+    assert chat_fields(text={"format": {"type": "text"}}) == {}
 
 
 @pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True), ("xhigh", True)])
@@ -82,12 +85,12 @@ def test_effort_is_passed_through_and_sets_the_configured_fields(effort, thinks)
     chat = chat_fields(THINKING, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
 
     assert effort == chat["reasoning_effort"]
-    assert {"enable_thinking": False, "x": 2} | ({"enable_thinking": True} if thinks else {}) == chat[
-        "chat_template_kwargs"
-    ]
-    assert {"reasoning_effort": "low"} == chat_fields(reasoning={"effort": "low"})
-    assert {} == chat_fields(THINKING, reasoning={"summary": "auto"})
-    assert {"chat_template_kwargs": {"x": 2}} == chat_fields(THINKING, chat_template_kwargs={"x": 2})
+    assert chat["chat_template_kwargs"] == {"enable_thinking": False, "x": 2} | (
+        {"enable_thinking": True} if thinks else {}
+    )
+    assert chat_fields(reasoning={"effort": "low"}) == {"reasoning_effort": "low"}
+    assert chat_fields(THINKING, reasoning={"summary": "auto"}) == {}
+    assert chat_fields(THINKING, chat_template_kwargs={"x": 2}) == {"chat_template_kwargs": {"x": 2}}
 
 
 def test_developer_messages_are_sent_as_they_are_to_an_engine_that_supports_them():
@@ -100,24 +103,24 @@ def test_developer_messages_are_sent_as_they_are_to_an_engine_that_supports_them
     resolved = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
-    assert [("system", "i"), ("system", "e"), ("developer", parts), ("user", "u"), ("developer", "d")] == [
+    assert [
         (message["role"], message["content"])
         for message in read({"instructions": "i", "input": items}, TranslationOptions(has_developers=True), resolved)[
             "messages"
         ]
-    ]
+    ] == [("system", "i"), ("system", "e"), ("developer", parts), ("user", "u"), ("developer", "d")]
 
 
 def test_developer_messages_become_system_messages_for_other_engines():
     """Messages of earlier requests change their role, too."""
     resolved = ResolvedReferences(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
 
-    assert ["user", "system", "system"] == [
+    assert [
         message["role"]
         for message in read({"input": [{"role": "developer", "content": "x"}]}, TranslationOptions(), resolved)[
             "messages"
         ]
-    ]
+    ] == ["user", "system", "system"]
 
 
 @pytest.mark.parametrize(
@@ -164,17 +167,17 @@ def test_leading_system_messages_are_merged_for_other_engines():
     ]
     resolved = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
 
-    assert [("system", "i\n\ne\n\nd"), ("user", "u"), ("system", "s")] == [
+    assert [
         (message["role"], message["content"])
         for message in read({"instructions": "i", "input": items}, TranslationOptions(), resolved)["messages"]
-    ]
+    ] == [("system", "i\n\ne\n\nd"), ("user", "u"), ("system", "s")]
     parts = {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}
-    assert ["i\n\na\n\nb"] == [
+    assert [
         message["content"]
         for message in read({"instructions": "i", "input": [parts]}, TranslationOptions())["messages"]
-    ]
-    assert 2 == len(read({"instructions": "i", "input": [image]}, TranslationOptions())["messages"])
-    assert 1 == len(read({"instructions": "", "input": "hi"}, TranslationOptions())["messages"])
+    ] == ["i\n\na\n\nb"]
+    assert len(read({"instructions": "i", "input": [image]}, TranslationOptions())["messages"]) == 2
+    assert len(read({"instructions": "", "input": "hi"}, TranslationOptions())["messages"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_an_invalid_request_is_rejected_with_its_field(fields, status, param):
     with pytest.raises(BadRequest) as raised:
         read({"input": "hi", **fields}, TranslationOptions())
 
-    assert (status, param) == (raised.value.status, raised.value.param)
+    assert (raised.value.status, raised.value.param) == (status, param)
     assert param.split("[")[0].split(".")[0] in raised.value.message
 
 
@@ -213,7 +216,13 @@ def test_a_request_with_every_field_is_read():
     """Otherwise the property tests on RICH could be reading errors only."""
     chat = read(RICH, TranslationOptions(), EARLIER)
 
-    assert ["system", "user", "assistant", "tool", "tool", "assistant", "user"] == [
-        turn["role"] for turn in chat["messages"]
+    assert [turn["role"] for turn in chat["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
     ]
-    assert ["look"] == [tool["function"]["name"] for tool in chat["tools"]]
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["look"]

@@ -56,28 +56,31 @@ def test_every_role_and_tool_output_becomes_a_message():
     """A string is a user message; all kinds of tool output become tool messages."""
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://x"}]
 
-    assert [{"role": "user", "content": "hi"}] == read_items("hi", TranslationOptions(), ResolvedReferences())
-    assert [("system", "s", None, None), ("developer", "d", None, None), ("user", "u", None, None)] == outline(
-        read(*({"role": role, "content": role[0]} for role in ("system", "developer", "user")))
-    )
+    assert read_items("hi", TranslationOptions(), ResolvedReferences()) == [{"role": "user", "content": "hi"}]
+    assert outline(read(*({"role": role, "content": role[0]} for role in ("system", "developer", "user")))) == [
+        ("system", "s", None, None),
+        ("developer", "d", None, None),
+        ("user", "u", None, None),
+    ]
     custom = {"type": "custom_tool_call_output", "call_id": "p", "output": parts}
-    assert [("tool", "o", None, "c"), ("tool", "text image_url", None, "p")] == [
+    assert [
         (*row[:1], row[1] if isinstance(row[1], str) else " ".join(part["type"] for part in row[1]), *row[2:])
         for row in outline(read(output("c"), custom))
-    ]
+    ] == [("tool", "o", None, "c"), ("tool", "text image_url", None, "p")]
 
 
 def test_the_items_of_a_response_become_one_message():
     """Reasoning, text and calls; further reasoning, or text after text, begins the next message."""
     first = [THOUGHT, assistant_message("a"), call("1"), PATCH, output("1"), output("p")]
 
-    assert [
+    assert outline(read(*first, THOUGHT, assistant_message("b"), THOUGHT, call("2"), output("2"))) == [
         ("assistant", "a", "hm", ["1", "p"]), ("tool", "o", None, "1"), ("tool", "o", None, "p"),
         ("assistant", "b", "hm", None), ("assistant", None, "hm", ["2"]), ("tool", "o", None, "2"),
-    ] == outline(read(*first, THOUGHT, assistant_message("b"), THOUGHT, call("2"), output("2")))  # fmt: skip
-    assert [("assistant", "b", None, None), ("assistant", "c", None, None)] == outline(
-        read(assistant_message("b"), assistant_message("c"))
-    )
+    ]  # fmt: skip
+    assert outline(read(assistant_message("b"), assistant_message("c"))) == [
+        ("assistant", "b", None, None),
+        ("assistant", "c", None, None),
+    ]
 
 
 def test_only_items_of_the_same_response_may_be_between_a_call_and_its_output():
@@ -85,8 +88,8 @@ def test_only_items_of_the_same_response_may_be_between_a_call_and_its_output():
     custom = {"type": "custom_tool_call_output", "call_id": "p", "output": "o"}
     items = [assistant_message("a"), call("1"), assistant_message("b"), THOUGHT, PATCH, output("1"), custom]
 
-    assert ["assistant", "tool", "tool"] == [message["role"] for message in read(*items)]
-    assert ("assistant", "ab", "hm", ["1", "p"]) == outline(read(*items))[0]
+    assert [message["role"] for message in read(*items)] == ["assistant", "tool", "tool"]
+    assert outline(read(*items))[0] == ("assistant", "ab", "hm", ["1", "p"])
 
 
 def test_items_are_grouped_by_the_step_in_their_ids():
@@ -98,10 +101,12 @@ def test_items_are_grouped_by_the_step_in_their_ids():
     ]
     other = call("3", id=f"fc_{OTHER}_0")
 
-    assert [("assistant", "a", None, ["1", "2"]), ("tool", "o", None, "1"), ("tool", "o", None, "2")] == outline(
-        read(first[0], first[1], output("1"), first[2], output("2"))
-    )
-    assert [("assistant", "a", None, ["1"]), ("assistant", None, None, ["3"])] == outline(read(*first[:2], other))
+    assert outline(read(first[0], first[1], output("1"), first[2], output("2"))) == [
+        ("assistant", "a", None, ["1", "2"]),
+        ("tool", "o", None, "1"),
+        ("tool", "o", None, "2"),
+    ]
+    assert outline(read(*first[:2], other)) == [("assistant", "a", None, ["1"]), ("assistant", None, None, ["3"])]
 
 
 def test_argument_text_is_restored():
@@ -115,11 +120,11 @@ def test_argument_text_is_restored():
             for tool_call in read(*items, resolved=ResolvedReferences(calls=functions))[0]["tool_calls"]
         ]
 
-    assert ["{ }"] == arguments(call("1"))
-    assert [sampled] == arguments(PATCH, p=sampled)
-    assert ['{"input": "a"}'] == arguments(PATCH) == arguments(PATCH, p='{"input":"b"}')
-    assert ["p", "1"] == call_ids_from([PATCH, call("1"), {"type": "custom_tool_call", "call_id": 1}, 7])
-    assert [] == call_ids_from("hi")
+    assert arguments(call("1")) == ["{ }"]
+    assert arguments(PATCH, p=sampled) == [sampled]
+    assert arguments(PATCH) == arguments(PATCH, p='{"input":"b"}') == ['{"input": "a"}']
+    assert call_ids_from([PATCH, call("1"), {"type": "custom_tool_call", "call_id": 1}, 7]) == ["p", "1"]
+    assert call_ids_from("hi") == []
 
 
 @pytest.mark.parametrize(
@@ -141,20 +146,20 @@ def test_equal_arguments_get_their_sampled_text(sampled, returned, expected):
         call("1", arguments=returned), resolved=ResolvedReferences(calls={"1": {"name": "f", "arguments": sampled}})
     )
 
-    assert expected == message["tool_calls"][0]["function"]["arguments"]
+    assert message["tool_calls"][0]["function"]["arguments"] == expected
 
 
 def test_reasoning_without_text_is_looked_up_by_id():
     """LangChain returns it like this after a stream."""
     empty = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
 
-    assert [("assistant", "a", "hm", None)] == outline(
-        read(empty, assistant_message("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))
-    )
-    assert [("assistant", "a", None, None)] == outline(read(empty, assistant_message("a")))
-    assert ["rs_1", "x"] == item_ids_from(
+    assert outline(read(empty, assistant_message("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))) == [
+        ("assistant", "a", "hm", None)
+    ]
+    assert outline(read(empty, assistant_message("a"))) == [("assistant", "a", None, None)]
+    assert item_ids_from(
         [empty, {"id": "x"}, assistant_message("a", id="y"), 1, {"type": "reasoning"}, THOUGHT | {"id": "rs_2"}]
-    )
+    ) == ["rs_1", "x"]
 
 
 def test_a_message_between_agents_is_a_user_message():
@@ -167,18 +172,18 @@ def test_a_message_between_agents_is_a_user_message():
 
     (message,) = read(sent)
 
-    assert {
+    assert message == {
         "role": "user", "content": [{"type": "text", "text": "Payload:\n"}, {"type": "text", "text": "Count."}],
-    } == message  # fmt: skip
+    }  # fmt: skip
 
 
 def test_an_item_reference_is_replaced_by_its_item():
     """With its type or by id alone; an unknown id is rejected with the id in the message."""
     resolved = ResolvedReferences(items={"a": assistant_message("x"), "b": THOUGHT})
 
-    assert [("assistant", "x", "hm", None)] == outline(
-        read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)
-    )
+    assert outline(read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)) == [
+        ("assistant", "x", "hm", None)
+    ]
     with pytest.raises(InvalidValue, match="'c', which is not in any recorded response"):
         read({"type": "item_reference", "id": "c"}, resolved=resolved)
 
@@ -187,10 +192,12 @@ def test_reasoning_is_set_in_the_engines_field():
     """`reasoning` for vLLM, `reasoning_content` for others; encrypted content of other servers is dropped."""
     opaque = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
 
-    assert {"role": "assistant", "content": None, "reasoning_content": "hm"} == read(
-        THOUGHT, options=TranslationOptions(thought="reasoning_content")
-    )[0]
-    assert [] == read(opaque)
+    assert read(THOUGHT, options=TranslationOptions(thought="reasoning_content"))[0] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "hm",
+    }
+    assert read(opaque) == []
 
 
 def test_items_of_hosted_tools_are_rejected_or_dropped():
@@ -199,11 +206,11 @@ def test_items_of_hosted_tools_are_rejected_or_dropped():
 
     with pytest.raises(BadRequest, match="'web_search_call' is a hosted tool of OpenAI"):
         read(search)
-    assert [] == read(search, options=TranslationOptions(ignore_hosted_tools=True))
+    assert read(search, options=TranslationOptions(ignore_hosted_tools=True)) == []
 
 
 def test_a_call_in_a_namespace_gets_the_tools_chat_name():
-    assert "crm__f" == read(call("1", namespace="crm"))[0]["tool_calls"][0]["function"]["name"]
+    assert read(call("1", namespace="crm"))[0]["tool_calls"][0]["function"]["name"] == "crm__f"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +248,7 @@ def test_an_item_is_referred_to_once(item):
     """As at OpenAI: otherwise a short call becomes a very long prompt."""
     resolved = ResolvedReferences(items={"a": {"id": "a", **THOUGHT}})
 
-    assert "hm" == read(item, resolved=resolved)[0]["reasoning"]
+    assert read(item, resolved=resolved)[0]["reasoning"] == "hm"
     with pytest.raises(InvalidValue, match=r"^input\[1\].id names 'a' twice"):
         read(item, item, resolved=resolved)
 
@@ -261,7 +268,7 @@ def test_each_part_is_translated():
         {"type": "input_file", "file_data": "data:text/plain;base64,/w=="},
     ]
 
-    assert [
+    assert read_content(parts, "x") == [
         {"type": "text", "text": "a"},
         {"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}},
         {"type": "image_url", "image_url": {"url": "http://x"}},
@@ -269,20 +276,22 @@ def test_each_part_is_translated():
         {"type": "text", "text": "é"},
         {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}},
         {"type": "file", "file": {"file_data": "data:text/plain;base64,/w=="}},
-    ] == read_content(parts, "x")
+    ]
 
 
 def test_a_single_text_part_becomes_a_string():
-    assert ["a", "a"] == [read_content(content, "x") for content in ("a", [{"type": "input_text", "text": "a"}])]
+    assert [read_content(content, "x") for content in ("a", [{"type": "input_text", "text": "a"}])] == ["a", "a"]
 
 
 def test_assistant_text_parts_are_joined():
     """Without a text part, content is null and not an empty string."""
     text, refusal = {"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "no"}
 
-    assert ("aa", "no") == read_assistant_content([text, refusal, text], "x")
-    assert [("", None), ("", None), (None, None)] == [
-        read_assistant_content(content, "x") for content in ("", [{"type": "output_text", "text": ""}], [])
+    assert read_assistant_content([text, refusal, text], "x") == ("aa", "no")
+    assert [read_assistant_content(content, "x") for content in ("", [{"type": "output_text", "text": ""}], [])] == [
+        ("", None),
+        ("", None),
+        (None, None),
     ]
 
 
@@ -323,8 +332,8 @@ def test_the_reasoning_of_an_item_is_its_text_else_its_encrypted_content_else_it
     summary = {"summary": [{"type": "summary_text", "text": "d"}, {"type": "summary_text", "text": "e"}]}
     foreign = {"encrypted_content": "gAAAA", "summary": [], "content": None}
 
-    assert ["ab", "c", "d\n\ne", None] == [
+    assert [
         reasoning_from(item, "input[0]") for item in (text | sealed | summary, sealed | summary, summary, foreign)
-    ]
+    ] == ["ab", "c", "d\n\ne", None]
     with pytest.raises(UnprocessableRequest, match=r"input\[0\].content\[0\].type"):
         reasoning_from({"content": [{"type": "output_text", "text": ""}]}, "input[0]")

@@ -9,14 +9,14 @@ from proxy.protocols.dialects.responses import RESPONSES
 
 def test_an_error_of_the_proxy_has_the_native_dialects_type_and_code():
     """`param` is the name of the field."""
-    assert {
+    assert orjson.loads(RESPONSES.error(UnprocessableRequest("x is wrong", param="x"))) == {
         "error": {
             "message": "x is wrong",
             "type": "invalid_request_error",
             "param": "x",
             "code": "unprocessable_request",
         }
-    } == orjson.loads(RESPONSES.error(UnprocessableRequest("x is wrong", param="x")))
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_an_engines_error_message_is_forwarded(status, text, kind, message):
     """From nested JSON, flat JSON or plain text; the type depends on the status."""
     body = orjson.loads(RESPONSES.engine_error(status, text))["error"]
 
-    assert (message, kind) == (body["message"], body["type"])
-    assert ("p" if '"p"' in text else None, "slow" if "slow" in text else None) == (body["param"], body["code"])
+    assert (body["message"], body["type"]) == (message, kind)
+    assert (body["param"], body["code"]) == ("p" if '"p"' in text else None, "slow" if "slow" in text else None)

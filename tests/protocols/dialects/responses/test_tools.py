@@ -37,10 +37,10 @@ def test_tools_become_functions_of_chat():
     tools = read_tools({"tools": [LOOK, PATCH, CRM]}, ignore_hosted=False)
     look, patch, find = (tool["function"] for tool in tools.chat_tools)
 
-    assert {"name": "look", "description": "d", "parameters": {"type": "object"}, "strict": True} == look
-    assert ("patch", "Patches.", ["input"]) == (patch["name"], patch["description"], patch["parameters"]["required"])
+    assert look == {"name": "look", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    assert (patch["name"], patch["description"], patch["parameters"]["required"]) == ("patch", "Patches.", ["input"])
     assert "lark grammar:\nstart: /a/" in patch["parameters"]["properties"]["input"]["description"]
-    assert {"name": "crm__find"} == find
+    assert find == {"name": "crm__find"}
     assert Tool("crm__find", "function", "find", "crm") == tools.of("crm__find")
     assert Tool("x", "function", "x") == tools.of("x")
 
@@ -53,12 +53,12 @@ def test_chat_templates_show_the_same_fields_as_in_vllm():
     look, custom = (tool["function"] for tool in tools.chat_tools)
 
     assert look["defer_loading"] is True
-    assert {
+    assert custom["parameters"] == {
         "type": "object",
         "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
         "required": ["input"],
         "additionalProperties": False,
-    } == custom["parameters"]
+    }
 
 
 def test_hosted_tools_are_rejected_by_name_or_dropped():
@@ -66,8 +66,8 @@ def test_hosted_tools_are_rejected_by_name_or_dropped():
     with pytest.raises(BadRequest, match="'web_search' is a hosted tool of OpenAI") as raised:
         read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=False)
 
-    assert (400, "tools[1].type") == (raised.value.status, raised.value.param)
-    assert 1 == len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).chat_tools)
+    assert (raised.value.status, raised.value.param) == (400, "tools[1].type")
+    assert len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).chat_tools) == 1
     assert "tool_choice" not in chat_choice({"type": "web_search"})
     with pytest.raises(BadRequest, match="'web_search'"):
         choose({"tool_choice": SEARCH}, read_tools({}, ignore_hosted=False), ignore_hosted=False)
@@ -88,20 +88,20 @@ def test_hosted_tools_are_rejected_by_name_or_dropped():
     ],
 )
 def test_tool_choice_is_translated(choice, expected):
-    assert expected == chat_choice(choice)["tool_choice"]
+    assert chat_choice(choice)["tool_choice"] == expected
 
 
 def test_only_allowed_tools_are_sent():
     """Chat has no other way to forbid a tool."""
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}, CRM]}
 
-    assert ["look", "crm__find"] == [tool["function"]["name"] for tool in chat_choice(allowed)["tools"]]
+    assert [tool["function"]["name"] for tool in chat_choice(allowed)["tools"]] == ["look", "crm__find"]
 
 
 def test_tool_choice_without_tools():
     """`auto` and `parallel_tool_calls` are dropped; `none` is sent, as the rollout may have tools."""
-    assert {} == chat_choice("auto", (), parallel_tool_calls=True)
-    assert {"tool_choice": "none"} == chat_choice("none", ())
+    assert chat_choice("auto", (), parallel_tool_calls=True) == {}
+    assert chat_choice("none", ()) == {"tool_choice": "none"}
     assert chat_choice(None, parallel_tool_calls=False)["parallel_tool_calls"] is False
 
 
@@ -134,8 +134,8 @@ def test_additional_tools_items_add_tools():
     body = {"tools": [{"type": "function", "name": "f"}], "input": [more, update, {"role": "user", "content": "hi"}]}
     chat = RESPONSES.read(body, TranslationOptions())
 
-    assert ["f", "g", "p"] == [tool["function"]["name"] for tool in chat["tools"]]
-    assert [{"role": "user", "content": "hi"}] == chat["messages"]
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["f", "g", "p"]
+    assert chat["messages"] == [{"role": "user", "content": "hi"}]
 
 
 @settings(max_examples=60)
@@ -144,7 +144,7 @@ def test_the_input_is_read_from_any_json_escaping(value, spaced, plain):
     """The reader agrees with Python's json module."""
     assert value == input_from(argument_text(value, spaced=spaced, plain=plain))
     assert value == input_from(arguments_for(value))
-    assert {"input": value} == json.loads(arguments_for(value))
+    assert json.loads(arguments_for(value)) == {"input": value}
 
 
 @settings(max_examples=60)
@@ -177,4 +177,4 @@ def test_the_input_does_not_depend_on_the_chunking(value, start, data):
 )
 def test_arguments_without_an_input_are_returned_as_they_are(arguments, expected):
     """The agent sees the model's output."""
-    assert expected == input_from(arguments)
+    assert input_from(arguments) == expected

@@ -139,8 +139,8 @@ def test_responses_are_parsed_by_a_schema():
 
     assert Sums(total=4) == parsed.output_parsed == stream.get_final_response().output_parsed
     form = RESPONSES.read(server.requests[0], TranslationOptions())["response_format"]
-    assert ("json_schema", "Sums", True) == (form["type"], form["json_schema"]["name"], form["json_schema"]["strict"])
-    assert {"total"} == form["json_schema"]["schema"]["properties"].keys()
+    assert (form["type"], form["json_schema"]["name"], form["json_schema"]["strict"]) == ("json_schema", "Sums", True)
+    assert form["json_schema"]["schema"]["properties"].keys() == {"total"}
 
 
 def test_a_parsed_tool_call_is_returned_with_its_sampled_arguments():
@@ -155,8 +155,8 @@ def test_a_parsed_tool_call_is_returned_with_its_sampled_arguments():
 
     assert Sums(total=4) == item.parsed_arguments
     chat = RESPONSES.read(server.requests[1], TranslationOptions())["messages"]
-    assert [call] == chat[1]["tool_calls"]
-    assert {"role": "tool", "tool_call_id": "c1", "content": "4"} == chat[2]
+    assert chat[1]["tool_calls"] == [call]
+    assert chat[2] == {"role": "tool", "tool_call_id": "c1", "content": "4"}
 
 
 def test_errors_raise_the_sdks_exceptions():
@@ -167,7 +167,7 @@ def test_errors_raise_the_sdks_exceptions():
         body = RESPONSES.engine_error(404, '{"object": "error", "message": "no model", "code": 404}')
         client_for(Answering(None, error=body)).responses.create(input="x")
 
-    assert ("not_found_error", "not_found_error") == (own.value.type, engines.value.type)
+    assert (own.value.type, engines.value.type) == ("not_found_error", "not_found_error")
 
 
 async def test_the_async_client_reads_a_stream():
@@ -181,4 +181,4 @@ async def test_the_async_client_reads_a_stream():
         client = openai.AsyncOpenAI(api_key="k", base_url="http://x/v1", http_client=http)
         kinds = [event.type async for event in await client.responses.create(model="m", input="x", stream=True)]
 
-    assert ("response.created", "response.completed") == (kinds[0], kinds[-1])
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")

@@ -75,7 +75,7 @@ def run(trainers: environment.Environment, proxy: Through, tmp_path: Path) -> Ru
             stderr=asyncio.subprocess.PIPE,
         )
         output, errors = await process.communicate()
-        assert 0 == process.returncode, errors.decode()[-4000:]
+        assert process.returncode == 0, errors.decode()[-4000:]
         found: dict[str, Any] = orjson.loads(output.splitlines()[-1])
         return found
 

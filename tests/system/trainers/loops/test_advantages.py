@@ -31,7 +31,7 @@ def published():
         [str(environment.ensure_trl().python), str(PROGRAM), orjson.dumps(MIXED).decode()],
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, check=False,
     )  # fmt: skip
-    assert 0 == made.returncode, made.stderr.decode()[-4000:]
+    assert made.returncode == 0, made.stderr.decode()[-4000:]
     return orjson.loads(made.stdout.splitlines()[-1])
 
 

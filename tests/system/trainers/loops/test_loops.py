@@ -20,14 +20,14 @@ async def test_trl_trains_two_steps_with_the_pages_rollout_function(run, recorde
 
     recorded_logprobs = sorted(step["choices"][0]["logprobs"] for step in steps)
 
-    assert 2 == made["steps"] == len(made["handed"])
+    assert made["steps"] == len(made["handed"]) == 2
     assert [pytest.approx(row) for row in recorded_logprobs] == sorted(made["compared"])
     prompts = [handed["prompts"] for handed in made["handed"]]
     assert all(first == again != second == last for first, again, second, last in prompts)
     assert sorted(step["choices"][0]["ids"] for step in steps) == sorted(
         ids for handed in made["handed"] for ids in handed["ids"]
     )
-    assert [{**SET, "min_p": 0.01, "stop": ["zzzz"]}] * 8 == sampled_with(steps, *SET, "min_p", "stop")
+    assert sampled_with(steps, *SET, "min_p", "stop") == [{**SET, "min_p": 0.01, "stop": ["zzzz"]}] * 8
 
 
 async def test_trl_reports_its_logprobs_of_the_rows_that_it_requested(run, recorded):
@@ -46,7 +46,7 @@ async def test_a_plain_torch_loop_reports_a_claimed_group(run, recorded):
 
     assert sampled == made["tokens"] == made["cells"]["temperature"]["0.7"]["tokens"]
     assert 0 < made["cells"]["all"]["all"]["abs_mean"] < 1e-3  # not 0: computed by another program
-    assert ["too_few"] == [verdict["verdict"] for verdict in made["returned"]]
+    assert [verdict["verdict"] for verdict in made["returned"]] == ["too_few"]
 
 
 async def test_trls_asynchronous_trainer_ends_after_its_epochs(run, recorded):
@@ -73,10 +73,10 @@ async def test_verls_worker_makes_a_batch_with_the_pages_loop(run, recorded):
     trained = [[(i, p) for i, is_sampled, p in zip(*row, strict=True) if is_sampled] for row in rows]
     sampled = [list(zip(step["choices"][0]["ids"], step["choices"][0]["logprobs"], strict=True)) for step in steps]
 
-    assert {(4, 64), (4, 16), (4, 80)} == {(len(rows), len(rows[0])) for rows in tensors.values()}
+    assert {(len(rows), len(rows[0])) for rows in tensors.values()} == {(4, 64), (4, 16), (4, 80)}
     assert sorted(sampled) == [[(token, pytest.approx(logprob)) for token, logprob in row] for row in sorted(trained)]
     assert sorted(step["rollout_id"] for step in steps) == sorted(made["rollouts"])
-    assert [{**SET, "repetition_penalty": 1.0}] * 4 == sampled_with(steps, *SET, "repetition_penalty")
+    assert sampled_with(steps, *SET, "repetition_penalty") == [{**SET, "repetition_penalty": 1.0}] * 4
 
 
 async def test_openrlhf_makes_an_experience_of_the_pages_response(run, recorded):
@@ -88,7 +88,7 @@ async def test_openrlhf_makes_an_experience_of_the_pages_response(run, recorded)
 
     assert [[*step["prompt_ids"], *choice["ids"]]] == experience["sequences"]
     assert choice["logprobs"] == pytest.approx([p for is_sampled, p in zip(mask, logprobs, strict=True) if is_sampled])
-    assert [{**SET, "min_tokens": 1, "stop": ["zzzz"]}] == sampled_with([step], *SET, "min_tokens", "stop")
+    assert sampled_with([step], *SET, "min_tokens", "stop") == [{**SET, "min_tokens": 1, "stop": ["zzzz"]}]
 
 
 async def test_areal_batches_the_pages_episodes(run, recorded):
@@ -99,4 +99,4 @@ async def test_areal_batches_the_pages_episodes(run, recorded):
     trained = [[(i, v) for i, is_sampled, v in zip(*row, strict=True) if is_sampled] for row in rows]
 
     assert sorted([(token, 3) for token in step["choices"][0]["ids"]] for step in steps) == sorted(trained)
-    assert [{**SET, "stop": ["zzzz"]}] * 2 == sampled_with(steps, *SET, "stop")
+    assert sampled_with(steps, *SET, "stop") == [{**SET, "stop": ["zzzz"]}] * 2
