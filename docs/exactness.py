@@ -12,7 +12,7 @@ import orjson
 from proxy.cli.certify.certificate import FAULTS, MEANINGS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import Engine
-from proxy.trajectory.fidelity import PROBLEMS
+from proxy.trajectory.step import PROBLEMS
 
 CERTIFIED = Path(__file__).parent / "certified"
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other server (plain)"}

@@ -25,7 +25,7 @@ from proxy import errors
 from proxy.api.health import STORE_GAUGES, make_info_metrics
 from proxy.config.settings import Settings
 from proxy.telemetry.metrics import make_metrics
-from proxy.trajectory.fidelity import PROBLEMS
+from proxy.trajectory.step import PROBLEMS
 
 HERE = Path(__file__).parent
 DEPLOY = HERE.parent / "deploy"

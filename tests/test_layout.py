@@ -79,7 +79,6 @@ UNTESTED = {
     "proxy/api/context.py": "a record of what app makes, and no code",
     "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
-    "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_codec.py draws them all",
     "tokentape/types.py": "types; tests/tokentape/test_control_api.py asserts them against the proxy's answers",
     "storage/types.py": "frozen values; tests/storage/test_store.py reads them all",
     "storage/errors.py": "the kinds of one error; each is asserted where it is raised",

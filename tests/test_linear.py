@@ -34,7 +34,7 @@ NOT_FED = {
     "it compares a text with a few names of an enum": ("gemini.request.one_of_names",),
     "it compares two sets of words": ("openings.System.resembles",),
     "it is a part of functions that are fed: `rendering_of`, `plant`, `turns`, `_grouped`": (
-        "turns.own_rendering", "shared_ids.SharedIds.after", "marin.MarinFormat.order",
+        "turns.own_rendering", "arrays.SharedIds.after", "marin.MarinFormat.order",
         "sequence_view.SequenceView.packed", "sequences.SequencesFormat.packed",
     ),
     "its rows are those of other formats, with one more list": (

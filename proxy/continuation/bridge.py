@@ -27,9 +27,9 @@ from proxy.continuation.types import (
     digest_of,
     rendering_of,
 )
+from proxy.trajectory.arrays import Ids
 from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import THOUGHTS, bare, calls_of, calls_tools, text_of, thoughts_of
-from proxy.trajectory.step import Ids
 
 _EMPTY_THOUGHTS: Final = re.compile(r"<think>\s*</think>")
 _OPENS: Final = "<think>"

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from proxy.continuation.types import Message, Reason, Rendering, rendering_of
+from proxy.trajectory.arrays import Ids
 from proxy.trajectory.conversations import (
     THOUGHTS,
     NewestMessages,
@@ -22,7 +23,7 @@ from proxy.trajectory.conversations import (
     text_of,
     thoughts_sent,
 )
-from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
+from proxy.trajectory.step import Choice, Step, answers_of, messages_of
 from proxy.trajectory.thread_rules import agent_of
 
 Place: TypeAlias = tuple[int, bytes]  # the number of messages or bytes, and their digest

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
-from proxy.trajectory.arrays import to_little_endian
-from proxy.trajectory.step import Ids
+from proxy.trajectory.arrays import Ids, to_little_endian
 
 Mode = Literal["off", "faithful", "append"]
 Message: TypeAlias = Mapping[str, Any]

@@ -17,11 +17,10 @@ from proxy.export.sequence_view import RowSource
 from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import Digests, Replies, calls_of, role_of, text_of
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.json_bytes import parse_text, to_json_bytes
 from proxy.trajectory.openings import texts_in
 from proxy.trajectory.sequence import Options, Skipped, select
-from proxy.trajectory.step import Choice, Step, answers_of, messages_of
+from proxy.trajectory.step import Choice, Step, answers_of, is_unlogged, messages_of
 from proxy.trajectory.threads import MAIN, Thread, find_threads, title_of
 
 _SOURCES: Final[Mapping[str, str]] = {"system": "system", "developer": "system", "user": "user"}

@@ -28,11 +28,10 @@ from proxy.export.sequence_view import placed_json
 from proxy.export.turn_view import reward_of
 from proxy.trajectory.arrays import unpack_experts, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.images import placed
 from proxy.trajectory.ratios import Trained
 from proxy.trajectory.sequence import Options, select, temperature_of
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step, is_unlogged
 
 
 class StepsFormat(Format):

@@ -12,11 +12,10 @@ from typing import Any
 from proxy.export.base import PLAIN, Fill, Format, Plan, skipped_rows
 from proxy.export.sequence_view import RowSource
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.ratios import Trained
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.sequence import Options, Skipped, is_cut, sequences, stop_token_sampled
-from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.step import Choice, Step, is_unlogged
 from proxy.trajectory.tree import Node
 
 

@@ -20,7 +20,7 @@ _SPLIT: Final = "\ufffd"
 class Accumulator(Protocol):
     """Accumulates the chunks of one streamed call."""
 
-    problems: set[str]  # codes of `proxy.trajectory.fidelity.PROBLEMS`
+    problems: set[str]  # codes of `proxy.trajectory.step.PROBLEMS`
     finished: int = 0  # the number of choices that have a finish reason
     is_cumulative: bool = False  # each chunk of a choice has all of it so far
 

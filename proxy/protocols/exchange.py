@@ -23,12 +23,22 @@ from proxy.protocols.parts import Before, PartsDiffer, Told
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
-from proxy.trajectory import fidelity
-from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
+from proxy.trajectory.arrays import Ids, Mask, pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.facts import is_older
-from proxy.trajectory.fidelity import CUT, FINISH_REASONS
 from proxy.trajectory.images import IMAGES, aligned
-from proxy.trajectory.step import ANNOUNCED, Choice, Ids, Mask, Span, Status, Step, Timing
+from proxy.trajectory.step import (
+    ANNOUNCED,
+    CUT,
+    FINISH_REASONS,
+    PROBLEMS,
+    Choice,
+    Evidence,
+    Span,
+    Status,
+    Step,
+    Timing,
+    check_fidelity,
+)
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -253,7 +263,7 @@ class Exchange:
         plan, most = self._plan, _bound(self._plan.sampling)
         if most is not None and plan.before is not None:
             most -= plan.before.sampled
-        evidence = fidelity.Evidence(
+        evidence = Evidence(
             prompts=packed.prompts,
             choices=packed.choices,
             usage=usage,
@@ -265,7 +275,7 @@ class Exchange:
             counts_tokens=plan.engine.always_sends_usage,
             special=special,
         )
-        return fidelity.check(evidence)
+        return check_fidelity(evidence)
 
     def _other_model(self, response: Json) -> str | None:
         """Return the model that the response names, if it is not the requested one."""
@@ -586,7 +596,7 @@ def joined(before: Step, part: Step) -> Step:
         reason="the engine returned an error for the rest of the call" if has_failed else part.reason,
         policy_version=versions[0],
         policy_version_end=last if last != versions[0] else None,
-        problems=tuple([code for code in fidelity.PROBLEMS if code in codes]),
+        problems=tuple([code for code in PROBLEMS if code in codes]),
         extra={**part.extra, **before.extra},
     )
 

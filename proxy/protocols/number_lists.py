@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import orjson
 
-from proxy.trajectory.arrays import pack_floats, pack_ids, pack_numbers
-from proxy.trajectory.step import Ids
+from proxy.trajectory.arrays import Ids, pack_floats, pack_ids, pack_numbers
 
 _PROMPT: Final = b'"prompt_token_ids":'
 _TOKENS: Final = b'"tokens":'  # of a tokenize response

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from proxy.errors import EngineDisconnected
 from proxy.protocols.dialects.base import Json
-from proxy.trajectory.step import Ids
+from proxy.trajectory.arrays import Ids
 
 _HEAD: Final = ("id", "request_id", "created")
 PARSED: Final = ("reasoning", "reasoning_content", "tool_calls")

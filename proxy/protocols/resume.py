@@ -15,9 +15,8 @@ from proxy.protocols.engines.base import changes_distribution, has_grammar, tool
 from proxy.protocols.number_lists import prompt_of
 from proxy.protocols.parts import PARSED, Before, Told
 from proxy.protocols.plan import Plan
-from proxy.trajectory.fidelity import CUT
 from proxy.trajectory.images import IMAGES
-from proxy.trajectory.step import RESUMED, Step, answers_of
+from proxy.trajectory.step import CUT, RESUMED, Step, answers_of
 
 # Why a call is not resumed.
 Refusal = Literal[

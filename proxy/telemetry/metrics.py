@@ -24,9 +24,8 @@ from proxy.errors import EngineError, ProxyError
 from proxy.protocols.engines.base import QUIRK_CODES
 from proxy.telemetry.version_windows import OLDER, UNKNOWN, VersionWindows
 from proxy.trajectory.drift import KINDS
-from proxy.trajectory.fidelity import PROBLEMS
 from proxy.trajectory.ratios import RATIO_WARNINGS
-from proxy.trajectory.step import DEFAULT_POLICY
+from proxy.trajectory.step import DEFAULT_POLICY, PROBLEMS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 import zstandard
 
+from proxy.trajectory.arrays import Link
 from proxy.trajectory.images import MARK, message_of
-from proxy.trajectory.shared_ids import Link
 
 Content: TypeAlias = "bytes | list[bytes]"  # whole units, or pieces
 

@@ -26,16 +26,20 @@ from msgspec.json import Decoder
 
 from proxy.trajectory import blocks
 from proxy.trajectory import experts_and_masks as extras
-from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
+from proxy.trajectory.arrays import (
+    Prompt,
+    SharedIds,
+    ids_from_little_endian,
+    logprobs_from_little_endian,
+    to_little_endian,
+)
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.images import IMAGES, data_in, piece_of, put_back, taken_out
-from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import (
     DEFAULT_POLICY,
     Choice,
     Dialect,
     EngineFacts,
-    Prompt,
     Span,
     Status,
     Step,

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import islice, takewhile
 from typing import Any, Final, Literal
 
-from proxy.trajectory.arrays import to_little_endian
+from proxy.trajectory.arrays import Ids, to_little_endian
 from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import (
     Change,
@@ -35,7 +35,7 @@ from proxy.trajectory.conversations import (
     thinks,
     thoughts_of,
 )
-from proxy.trajectory.step import Ids, messages_of
+from proxy.trajectory.step import messages_of
 from proxy.trajectory.tree import Node, Tree
 
 Kind = Literal[

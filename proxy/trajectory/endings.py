@@ -12,10 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from proxy.trajectory.arrays import Ids, Prompt
 from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import Digests, role_of, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, window_at
-from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
+from proxy.trajectory.step import Step, answers_of, messages_of
 
 _ENDING_BYTES: Final = 1000  # an estimate: of one ending without its ids
 _MAX_PER_POLICY: Final = 16

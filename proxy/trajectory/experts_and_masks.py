@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian, unpack_experts, unpack_mask
-from proxy.trajectory.step import Choice, Experts, Mask
+from proxy.trajectory.arrays import Experts, Mask, ids_from_little_endian, to_little_endian, unpack_experts, unpack_mask
+from proxy.trajectory.step import Choice
 
 # The header of a .npy file with integers of three dimensions, as NumPy writes it: little-endian, or of one byte.
 _NPY_HEADER: Final = re.compile(

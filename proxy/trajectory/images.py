@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
-from proxy.trajectory.step import Ids, Prompt, Step
+from proxy.trajectory.arrays import Ids, Prompt
+from proxy.trajectory.step import Step
 
 IMAGES: Final = "images"  # in `extra`
 UNALIGNED: Final = "image_count"

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from proxy.trajectory.facts import is_older
-from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.sequence import version_spans
-from proxy.trajectory.step import ANNOUNCED, Choice, Step, truncation_of
+from proxy.trajectory.step import ANNOUNCED, Choice, Step, is_unlogged, truncation_of
 
 _PENALTIES: Final = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))  # and without effect
 _RAW: Final = "raw_logprobs"

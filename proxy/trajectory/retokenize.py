@@ -10,7 +10,8 @@ from dataclasses import replace
 from math import nan
 from typing import Any, Final, Protocol
 
-from proxy.trajectory.step import Choice, Ids, Step, answers_of
+from proxy.trajectory.arrays import Ids
+from proxy.trajectory.step import Choice, Step, answers_of
 
 RETOKENIZED: Final = "retokenized"
 

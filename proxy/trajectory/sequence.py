@@ -21,6 +21,9 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from proxy.trajectory.arrays import (
+    Ids,
+    Logprobs,
+    Mask,
     are_finite,
     floats_with_gaps,
     ids_from_little_endian,
@@ -30,9 +33,8 @@ from proxy.trajectory.arrays import (
 )
 from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, join_experts
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.fidelity import LOGPROB_CEILING, LOGPROB_CLAMP, is_unlogged
 from proxy.trajectory.retokenize import RETOKENIZED
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Logprobs, Mask, Span, Step
+from proxy.trajectory.step import DEFAULT_POLICY, LOGPROB_CEILING, LOGPROB_CLAMP, Choice, Span, Step, is_unlogged
 from proxy.trajectory.tree import Node, Tree, grow, plant
 
 T = TypeVar("T")

@@ -22,11 +22,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from proxy.trajectory.arrays import to_little_endian
+from proxy.trajectory.arrays import Ids, Link, Prompt, SharedIds, to_little_endian
 from proxy.trajectory.blocks import UNIT_BYTES
 from proxy.trajectory.images import IMAGES, distinct
-from proxy.trajectory.shared_ids import Link, SharedIds
-from proxy.trajectory.step import Choice, Ids, Prompt, Step
+from proxy.trajectory.step import Choice, Step
 
 Key = tuple[str, int]
 

@@ -8,8 +8,7 @@ import pytest
 from tests.support.recorded import Cassette, load, plan_of, play
 
 from proxy.protocols.exchange import Exchange
-from proxy.trajectory.fidelity import FINISH_REASONS, PROBLEMS
-from proxy.trajectory.step import Timing
+from proxy.trajectory.step import FINISH_REASONS, PROBLEMS, Timing
 
 STREAM, WHOLE = "chat_ids_lp_stream", "chat_ids_lp"
 TEXT_STREAM, TEXT = "cmpl_ids_lp0_stream", "cmpl_ids_lp0"

@@ -19,13 +19,12 @@ from proxy.export import FORMATS, Inexpressible
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import Plan
 from proxy.protocols.sse import EventParser
-from proxy.trajectory import fidelity
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, decode, encode_leniently
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.outline import outline
 from proxy.trajectory.sequence import Options
-from proxy.trajectory.step import Step, Timing
+from proxy.trajectory.step import PROBLEMS, Step, Timing
 
 Json = dict[str, Any]
 LONGEST_S = 0.1
@@ -236,7 +235,7 @@ def _mistyped(step: Step) -> str | None:
         if not all(typed.values()):
             odd = ", ".join(name for name, holds in typed.items() if not holds)
             return f"an odd type in a choice's {odd}; the step is {'exact' if step.exact else step.problems}"
-    unknown = [code for code in step.problems if code not in fidelity.PROBLEMS]
+    unknown = [code for code in step.problems if code not in PROBLEMS]
     return f"unknown problems {unknown}" if unknown else None
 
 

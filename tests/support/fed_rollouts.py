@@ -16,6 +16,7 @@ from proxy.export.base import Fill, Rows, with_columns
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.archive.rows import put_together, take_apart
 from proxy.trajectory.advantages import SoftPenalty, episodes, returns, vine
+from proxy.trajectory.arrays import Experts, Link, Mask, SharedIds
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import decode, encode, read_head
 from proxy.trajectory.conversations import replies_of
@@ -27,8 +28,7 @@ from proxy.trajectory.outline import find_forks, outline
 from proxy.trajectory.ratios import ratio_warnings
 from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
-from proxy.trajectory.shared_ids import Link, SharedIds
-from proxy.trajectory.step import Experts, Mask, Step
+from proxy.trajectory.step import Step
 from proxy.trajectory.tape import Tape, difference
 from proxy.trajectory.text_search import Needle, search
 from proxy.trajectory.thread_rules import PRESETS, rules_of

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.forests import make_choice, make_step
 
-from proxy.trajectory.arrays import pack_experts, pack_mask
+from proxy.trajectory.arrays import Experts, pack_experts, pack_mask
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, join_experts, left_out, put_back
-from proxy.trajectory.step import Experts
 
 TEXT = b64encode(b"\x93NUMPY" + bytes(range(50))).decode()
 MASK = [[5, 6], [], [7]]

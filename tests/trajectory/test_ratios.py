@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.support.any_json import JSON
 from tests.support.forests import make_choice, make_step
 
+from proxy.trajectory.arrays import Mask
 from proxy.trajectory.ratios import RATIO_WARNINGS, Recorded, Trained, ratio_warnings, recorded_as, tally
 from proxy.trajectory.retokenize import RETOKENIZED
-from proxy.trajectory.step import ANNOUNCED, EngineFacts, Mask, Span
+from proxy.trajectory.step import ANNOUNCED, EngineFacts, Span
 
 RAW, AFTER, PROCESSED = "raw_logprobs", "after_temperature_logprobs", "processed_logprobs"
 NEUTRAL = {"temperature": 1, "top_p": 1.0, "top_k": -1, "min_p": 0, "presence_penalty": 0, "repetition_penalty": 1.0}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.forests import full_ids, make_choice, make_step, rollouts
 from tests.support.playbacks import branched, families, inherit, origin_of
 
+from proxy.trajectory.arrays import Experts
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import BranchPoint, Options, select, sequences
-from proxy.trajectory.step import Experts
 from proxy.trajectory.tree import grow
 
 FACTS = RolloutFacts("r1")

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.forests import forests, full_ids, make_choice, make_step, rollouts
 
+from proxy.trajectory.arrays import Link, SharedIds
 from proxy.trajectory.blocks import UNIT_BYTES, BlockReader
 from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences
-from proxy.trajectory.shared_ids import Link, SharedIds
 from proxy.trajectory.tree import Prefixes, grow, plant
 
 TWIN = {"extra": {"request_key": "same"}}

@@ -43,9 +43,8 @@ from proxy.protocols.translated_call import CHAT, CallAdapter
 from proxy.rollouts.rollout import Rollout, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.sequence import Options
-from proxy.trajectory.step import Step
+from proxy.trajectory.step import Step, is_unlogged
 from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.client import body_of, json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop

@@ -40,7 +40,8 @@ from proxy.protocols.sampling import served_as
 from proxy.protocols.translated_call import CallAdapter
 from proxy.rollouts.rollout import RESULT, Rollout, checked_id, read_rollout, write_fields
 from proxy.telemetry.logs import LOG
-from proxy.trajectory.step import Ids, Prompt, Step
+from proxy.trajectory.arrays import Ids, Prompt
+from proxy.trajectory.step import Step
 from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
 from storage.errors import StorageError
 

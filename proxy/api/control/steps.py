@@ -23,13 +23,13 @@ from proxy.export.containers import Ndjson, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import decode_records, facts_of, read_steps
 from proxy.telemetry.logs import LOG
-from proxy.trajectory import fidelity
+from proxy.trajectory.arrays import Ids
 from proxy.trajectory.blocks import BlockReader, BrokenChain
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.images import block_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step, describe_problems
 from proxy.trajectory.thread_rules import KINDS_OF
 from proxy.trajectory.threads import find_threads
 from proxy.upstream.tokenizers import detokenize_at_engine, readable
@@ -135,7 +135,7 @@ def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
         "reward": rollout.step_rewards.get(step.step_id),
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy}),
         **named(step, "policy_version", "policy_version_end", *(("policy_epoch",) if step.policy_epoch else ())),
-        "fidelity": {"exact": step.exact, "problems": list(step.problems), "why": fidelity.describe(step.problems)},
+        "fidelity": {"exact": step.exact, "problems": list(step.problems), "why": describe_problems(step.problems)},
         "extra": step.extra,
     }
 

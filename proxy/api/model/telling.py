@@ -16,7 +16,8 @@ from proxy.protocols.dialects.base import Json, is_on
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.parts import PARSED, PartsDiffer
 from proxy.protocols.resume import first_stop, offers_tools, parsed_reply, stop_strings, told_reply
-from proxy.trajectory.step import Ids, Step, answers_of
+from proxy.trajectory.arrays import Ids
+from proxy.trajectory.step import Step, answers_of
 from proxy.upstream import Endpoint, ranked
 from proxy.upstream.concurrency import PLAIN_BYTES, off_loop
 from proxy.upstream.prompt_lookups import PER_TEXT_TOKEN, PromptLookups

@@ -29,7 +29,7 @@ from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import QUIRK_CODES, CallOptions, Traits
 from proxy.rollouts.scoring.audit import NOT_SCORED, AuditLog, AuditOptions, Result, audit_rows
 from proxy.rollouts.scoring.requests import NotScored, Scorer, find_scorer
-from proxy.trajectory.fidelity import describe
+from proxy.trajectory.step import describe_problems
 
 _REFUSALS: Final = frozenset(
     {BAD_REQUEST, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, UNPROCESSABLE_ENTITY, NOT_IMPLEMENTED}
@@ -205,7 +205,7 @@ class Suite:
         quirks = ENGINES[self.kind].expected_quirks(dialect, body, options, live=live)
         codes = {code for quirk in quirks for code in quirk.codes}
         codes |= QUIRK_CODES if "no_token_ids" in codes else set()  # without ids there is nothing of the others either
-        described = " ".join(describe(problems))
+        described = " ".join(describe_problems(problems))
         known = " ".join(quirk.what for quirk in quirks if set(quirk.codes) & set(problems))
         # A limitation with a problem of its own, such as echo, explains the others.
         if set(problems) <= codes or (codes - QUIRK_CODES) & set(problems):

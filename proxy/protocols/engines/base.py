@@ -123,7 +123,7 @@ class Injection:
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     strip_rules: StripRules = StripRules()
-    problems: tuple[str, ...] = ()  # known in advance: codes of `fidelity.PROBLEMS`
+    problems: tuple[str, ...] = ()  # known in advance: codes of `step.PROBLEMS`
     headers: Mapping[str, str] = field(default_factory=dict)
     # By which the call can be ended, and its response then has all tokens sampled so far; None if only closing the connection
     # ends it.
@@ -224,7 +224,7 @@ class Quirk:
     dialects: tuple[DialectName, ...]
     framings: Literal["streams", "always"]  # it affects live streams only (replay avoids it), or every call
     what: str
-    codes: tuple[str, ...]  # of `fidelity.PROBLEMS`; an affected step may have some of them
+    codes: tuple[str, ...]  # of `step.PROBLEMS`; an affected step may have some of them
     source: str
     applies: Callable[[Mapping[str, Any], CallOptions], bool]  # to a body and its options
 

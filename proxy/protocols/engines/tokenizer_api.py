@@ -8,8 +8,7 @@ from typing import Any
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import Engine, FollowUpRequest
 from proxy.protocols.number_lists import KnownPrompt
-from proxy.trajectory.arrays import has_negative, pack_ids
-from proxy.trajectory.step import Ids
+from proxy.trajectory.arrays import Ids, has_negative, pack_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,13 @@ from msgspec import Struct
 
 from proxy.rollouts.rollout import Marks, Rollout, read_marks, read_rollout
 from proxy.rollouts.stored_fields import Milliseconds
-from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
+from proxy.trajectory.arrays import (
+    Prompt,
+    SharedIds,
+    ids_from_little_endian,
+    logprobs_from_little_endian,
+    to_little_endian,
+)
 from proxy.trajectory.blocks import ROOT, BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import (
     LATEST_S,
@@ -30,8 +36,7 @@ from proxy.trajectory.codec import (
     write_chains,
 )
 from proxy.trajectory.images import IMAGES, block_of, names_from
-from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import DEFAULT_POLICY, Prompt
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage.types import StoredEntity
 
 Row: TypeAlias = dict[str, Any]

@@ -37,10 +37,11 @@ from proxy.rollouts.scoring.requests import (
 )
 from proxy.rollouts.steps import aside, weights_of
 from proxy.rollouts.stored_fields import announced_value, of_policy
+from proxy.trajectory.arrays import Ids
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
 from proxy.trajectory.sequence import Options, Role, Row, Scores, are_logprobs, decode_scores, encode_scores, sequences
-from proxy.trajectory.step import Ids, Step
+from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream, least_loaded
 from proxy.upstream.concurrency import off_loop, run_all
 from proxy.upstream.tokenizers import TokenTexts, detokenize_at_engine

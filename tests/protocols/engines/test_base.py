@@ -13,7 +13,7 @@ from proxy.protocols.engines.base import (
     logprobs_of,
     without,
 )
-from proxy.trajectory.fidelity import PROBLEMS
+from proxy.trajectory.step import PROBLEMS
 
 STREAM = {"stream": True}
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.support.recorded import ROOTS, name_from
 
 from proxy.trajectory.arrays import pack_ids, pack_logprobs
-from proxy.trajectory.fidelity import PROBLEMS, Evidence, _is_usual, check, describe
-from proxy.trajectory.step import Choice
+from proxy.trajectory.step import PROBLEMS, Choice, Evidence, _is_usual, check_fidelity, describe_problems
 
 
 def choice(ids=(7, 8), logprobs=(-0.5, -1.5), finish_reason="stop", index=0, prompt=0):
@@ -91,7 +90,7 @@ UNCOUNTED = {"usage": None}
     ],
 )  # fmt: skip
 def test_each_defect_of_a_response_has_its_flag(found, expected):
-    assert check(found) == expected
+    assert check_fidelity(found) == expected
 
 
 ODD = {
@@ -129,25 +128,25 @@ ODD = {
 def test_an_ordinary_step_has_the_flags_of_the_general_checks(data, changed):
     """An ordinary step passes at once; a step that differs from it in any facts is checked one by one."""
     found = replace(evidence(asked=1), **{name: data.draw(ODD[name], name) for name in sorted(changed)})
-    with patch("proxy.trajectory.fidelity._is_usual", return_value=False):
-        expected = check(found)
+    with patch("proxy.trajectory.step._is_usual", return_value=False):
+        expected = check_fidelity(found)
 
-    assert check(found) == expected
+    assert check_fidelity(found) == expected
     assert changed or _is_usual(found)
 
 
 def test_an_undocumented_flag_raises():
     with pytest.raises(KeyError, match="made_up"):
-        check(evidence(special=("made_up",)))
+        check_fidelity(evidence(special=("made_up",)))
 
 
 def test_each_flag_is_described_by_a_sentence():
     """A flag of another version is described as unknown."""
-    sentences = describe(PROBLEMS)
+    sentences = describe_problems(PROBLEMS)
 
     assert list(PROBLEMS.values()) == sentences
     assert all(sentence.endswith(".") for sentence in sentences)
-    assert describe(["later"]) == ["later: unknown problem."]
+    assert describe_problems(["later"]) == ["later: unknown problem."]
 
 
 def test_every_token_of_a_long_response_is_checked():
@@ -156,7 +155,7 @@ def test_every_token_of_a_long_response_is_checked():
     long = Choice(0, array("i", [*range(many - 1), -1]), array("f", [*[-0.5] * (many - 1), nan]), "stop")
     usage = {"prompt_tokens": 1, "completion_tokens": many}
 
-    assert check(evidence(long, prompts=(array("i", [1]),), usage=usage)) == ("bad_token_id", "bad_logprob")
+    assert check_fidelity(evidence(long, prompts=(array("i", [1]),), usage=usage)) == ("bad_token_id", "bad_logprob")
 
 
 WITHHELD = ("no_token_ids", "no_logprobs", "completion_count")
@@ -224,7 +223,7 @@ def test_recorded_responses_of_vllm_are_exact_unless_listed(suffix):
     """Listed are those with withheld ids, echo or an abort."""
     paths = sorted(ROOTS["vllm"].rglob(f"*.response.{suffix}"))
     seen = {f"{name_from(path)}.response.{suffix}": found for path in paths if (found := evidence_from(path))}
-    flagged = {name: codes for name, found in seen.items() if (codes := check(found))}
+    flagged = {name: codes for name, found in seen.items() if (codes := check_fidelity(found))}
 
     assert len(seen) >= 100
     assert {name: codes for name, codes in FLAGGED.items() if name.endswith(suffix)} == flagged
