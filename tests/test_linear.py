@@ -23,13 +23,13 @@ REPEATS = 3
 NOT_FED = {
     "it takes numbers, names or settings": (
         "arrays.floats_with_gaps", "facts.RolloutFacts.split", "thread_rules.rules_of",
-        "token_annotations.TokenAnnotations.fields", "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
+        "response.TokenAnnotations.fields", "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
         "sequence_view.SequenceView.placed", "areal.ArealFormat.placed",
     ),
     "it looks at single fields of a body": ("vllm.Vllm.template_fields",),
     "it returns what it is given, or nothing": (
-        "translated_call.CallAdapter.native", "translated_call.CallAdapter.with_steps",
-        "translated_call.CallAdapter.reshape", "translated_call.CallAdapter.answer", "turn_view.TurnView.bare",
+        "plan.CallAdapter.native", "plan.CallAdapter.with_steps",
+        "plan.CallAdapter.reshape", "plan.CallAdapter.answer", "turn_view.TurnView.bare",
     ),
     "it compares a text with a few names of an enum": ("gemini.request.one_of_names",),
     "it compares two sets of words": ("openings.System.resembles",),

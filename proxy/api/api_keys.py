@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.protocols.dialects.responses.item_ids import rollout_id_from_token, rollout_id_to_token
+from proxy.protocols.dialects.responses.request import rollout_id_from_token, rollout_id_to_token
 
 MINTED_PREFIX = "tt-"
 

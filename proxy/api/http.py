@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 
 from proxy.protocols.dialects.base import ErrorDialect, TranslationOptions
-from proxy.protocols.translated_call import CallAdapter
+from proxy.protocols.plan import CallAdapter
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import Step
 from proxy.upstream.http_client import HOP_BY_HOP, ROLLOUT_HEADER, STEP_HEADER, end_to_end

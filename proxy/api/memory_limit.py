@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from proxy.errors import EngineResponseTooLarge, Overloaded
-from proxy.protocols.json_weight import stream_weight
+from proxy.protocols.json_texts import stream_weight
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from proxy.cli.console import print_json, print_lines, print_note, visible
 from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.render import counts, latency, outcome, policy, summary, verdict
-from proxy.protocols.sse import EventParser
+from proxy.protocols.response import EventParser
 from proxy.server.shutdown import stopped_by_signals
 
 MAX_REMEMBERED: Final = 10_000  # rollouts and step IDs; a forgotten rollout continues with its next event

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from proxy.protocols.dialects.base import GENERATES, DialectName, Json, is_on
 from proxy.protocols.engines.base import FollowUpRequest, Sampled, Tokens
-from proxy.protocols.number_lists import KnownPrompt
+from proxy.protocols.json_texts import KnownPrompt
 from proxy.protocols.parts import Before, PartsDiffer, Told
-from proxy.protocols.plan import Plan
+from proxy.protocols.plan import Outcome, Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory.arrays import Ids, Mask, pack_experts, pack_ids, pack_logprobs, pack_mask
@@ -68,16 +68,6 @@ class Packed:
 
 
 _NO_TOKENS: Final = Packed()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished call."""
-
-    end: bytes  # withheld from the client until the step is stored
-    step: Step
-    broken: bool  # the client's connection must end like the engine's: without a proper end
-    status: int | None = None  # replaces the engine's if its response could not be converted
 
 
 class Exchange:

@@ -1,6 +1,6 @@
 """The response of an engine as a stream of bytes: fed the engine's bytes, returns the client's.
 
-Streams of events are here, whole responses in `whole_response`.
+Streams of server-sent events are here, whole responses in `whole_response`.
 
 Each framing has the same two methods, so callers need one loop. `feed` returns what the client may receive now; `finish`
 returns the withheld end and the parsed response. What the client did not request is stripped by the `ClientView`.
@@ -11,20 +11,202 @@ Rule 2: bytes that need no stripping are forwarded unchanged; events are never r
 Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 """
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from proxy.protocols.accumulators import ChatAccumulator, Chunks
-from proxy.protocols.dialects.base import Dialect, Json, ResponseRenderer, Translator
-from proxy.protocols.engines.base import Engine, StripRules
-from proxy.protocols.lenient_json import read_json, write_loosely
-from proxy.protocols.number_lists import KnownPrompt, read_lists
+from proxy.errors import EngineEventTooLong
+from proxy.protocols.accumulators import ChatAccumulator, Chunks, RepeatedEvents
+from proxy.protocols.dialects.base import EVENT_STREAM, Dialect, Json, ResponseRenderer, StreamFormat, Translator
+from proxy.protocols.engines.base import NAMED_BY_ID, Engine, Sampled, StripRules, Tokens
+from proxy.protocols.json_texts import KnownPrompt, read_json, read_lists, write_loosely
 from proxy.protocols.parts import Before, PartsDiffer
-from proxy.protocols.repeated_events import RepeatedEvents
-from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser, StreamFormat
-from proxy.protocols.token_annotations import TokenAnnotations
+
+_LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
+_BLANK_LINE = re.compile(_LINE_END + _LINE_END)
+MAX_EVENT_BYTES: Final = 2**26  # all prompt ids and top logprobs of the longest answers, in one event
+
+
+class Event(NamedTuple):  # made for each event of each stream: a frozen dataclass takes three times as long to make
+    """One event. A block of comments alone has neither name nor payload."""
+
+    raw: bytes  # with the blank line that ends it
+    payload: bytes  # its data lines, joined by LF
+    name: bytes = b""  # the value of its `event:` field
+    before: bytes = b"data: "  # the bytes before the payload, if it is a single line: another can be placed there
+    after: bytes = b"\n\n"  # and after it
+
+
+_event = partial(tuple.__new__, Event)  # as `Event` is made, in C
+_BLANK: Final = Event(b"\n\n", b"")  # of a stream of line ends, which has very many of them
+
+
+def read_event(raw: bytes) -> Event:
+    """Parse the raw bytes of one event."""
+    payload: list[bytes] = []
+    name = b""
+    if b"data" in raw or b"event" in raw:
+        for line in raw.splitlines():  # which splits bytes at LF, CRLF and CR only
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                payload.append(value.removeprefix(b" "))
+            elif field == b"event":
+                name = value.removeprefix(b" ")
+    end = b"\r\n" if raw.endswith(b"\r\n") else b"\n"
+    before = b"event: %b%bdata: " % (name, end) if name else b"data: "
+    return _event((raw, b"\n".join(payload), name, before, end + end))
+
+
+class EventParser:
+    """Splits a byte stream into events, independent of how it is split into reads: feed it each read, then `finish`.
+
+    Events are not interpreted. An event keeps its raw bytes, so an unchanged event is forwarded byte for byte. `limit`: maximum
+    bytes of one event.
+
+    Rule 1: an event ends with a blank line; lines end in LF, CRLF or CR (the HTML standard, section 9.2.6).
+    Rule 2: the raw bytes of all events, joined, are the bytes that were fed; nothing is lost, added or reordered.
+    Rule 3: each byte is searched and copied a constant number of times, however long an event is; its length is limited.
+    """
+
+    __slots__ = ("_limit", "rest")
+
+    def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
+        self._limit = limit
+        self.rest = bytearray()  # the event that is not complete yet
+
+    def feed(self, read: bytes) -> list[Event]:
+        """Return the events that this read completes. Raises EngineEventTooLong; the parser is unusable afterwards."""
+        rest = self.rest
+        if not rest:
+            is_one_line = read.startswith(b"data: ") and read.endswith(b"\n\n") and b"\r" not in read
+            if is_one_line and read.find(b"\n") == len(read) - 2:  # what engines send, in the reads that they come in
+                return [_event((read, read[6:-2], b"", b"data: ", b"\n\n"))]
+            return self._cut(read, 0)
+        # A line end has at most two bytes, so three of what is pending can belong to a blank line that ends in this read.
+        scanned = max(len(rest) - 3, 0)
+        is_whole = _ends_an_event(bytes(rest[scanned:]) + read)
+        rest += read
+        if not is_whole:
+            if len(rest) > self._limit:
+                rest.clear()  # so that it is not parsed
+                raise EngineEventTooLong(
+                    f"The engine sent an event of more than {self._limit} bytes (engines.max_event_bytes)"
+                )
+            return []
+        whole = bytes(rest)
+        rest.clear()
+        return self._cut(whole, scanned)
+
+    def finish(self) -> Event | None:
+        """Return the bytes after the last blank line as a truncated event; None if there are none."""
+        rest = bytes(self.rest)
+        self.rest.clear()
+        return read_event(rest) if rest else None
+
+    def _cut(self, text: bytes, scanned: int) -> list[Event]:
+        """Return the events of a text; keep what follows the last one. Its first `scanned` bytes contain no blank line."""
+        if b"\r" not in text:  # what engines send: found without the search for three kinds of line ends
+            *whole, last = text.split(b"\n\n")
+            self.rest += last
+            return [
+                _BLANK
+                if not raw
+                else _event((raw + b"\n\n", raw[6:], b"", b"data: ", b"\n\n"))
+                if raw.startswith(b"data: ") and b"\n" not in raw
+                else read_event(raw + b"\n\n")
+                for raw in whole
+            ]
+        events: list[Event] = []
+        start = 0
+        for found in _BLANK_LINE.finditer(text, scanned):
+            first, end = found.span()
+            if end == len(text) and text.endswith(b"\r"):
+                break  # a LF that belongs to this CR may be in the next read
+            raw = text[start:end]
+            events.append(Event(raw, b"") if first == start else read_event(raw))
+            start = end
+        self.rest += text[start:]
+        return events
+
+
+def _ends_an_event(text: bytes) -> bool:
+    """Return whether a blank line certainly ends in these bytes."""
+    if b"\r" not in text:
+        return b"\n\n" in text
+    found = _BLANK_LINE.search(text)
+    return found is not None and not (found.end() == len(text) and text.endswith(b"\r"))
+
+
+Pieces = Callable[[Sequence[int]], Sequence[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAnnotations:
+    """The token annotations that a client requests: tokens as pieces of the vocabulary, and ids on each choice.
+
+    Annotations are derived from the engine's ids; what is unknown is null or absent.
+
+    Marin's clients (a3109ee) look each token's string up in the vocabulary, and need pieces ("Ġhello") where engines return
+    text (" hello"); its vLLM context (004f4a5) reads `prompt_token_ids` and `response_token_ids` of a choice.
+    """
+
+    # The vocabulary's strings of ids, None for an unknown one; without it, tokens are the engine's texts.
+    pieces: Pieces | None = None
+    ids: bool = False  # each choice has its token ids and its prompt ids
+
+    def fields(self, body: Mapping[str, Any]) -> Json:
+        """Return what to request from the engine: alternatives by their ids, since several ids may have the same text."""
+        named = self.pieces is not None and bool(body.get("top_logprobs"))
+        return {"return_tokens_as_token_ids": True} if named else {}
+
+    def annotate(self, shown: Json, tokens: Tokens) -> Json:
+        """Return an annotated copy of a response. Raises KeyError or TypeError for an invalid one."""
+        sampled = {sampled_choice.index: sampled_choice for sampled_choice in tokens.choices}
+        choices = [self._choice(choice, sampled[choice.get("index", 0)], tokens) for choice in shown["choices"]]
+        return {**shown, "choices": choices}
+
+    def _choice(self, choice: Json, sampled: Sampled, tokens: Tokens) -> Json:
+        annotated = {**choice}
+        prompt = tokens.prompt_ids if sampled.prompt_ids is None else sampled.prompt_ids
+        if self.ids and prompt is not None and sampled.ids is not None:
+            annotated |= {"prompt_token_ids": prompt, "response_token_ids": sampled.ids}
+        logprobs = choice.get("logprobs")
+        if self.pieces is not None and isinstance(logprobs, dict) and logprobs.get("content") is not None:
+            content = _with_pieces(logprobs["content"], sampled.ids or (), self.pieces)
+            # A token's text in place of its piece may be another token's piece.
+            annotated["logprobs"] = None if content is None else {**logprobs, "content": content}
+        return annotated
+
+
+def _with_pieces(content: Sequence[Json], ids: Sequence[int], pieces: Pieces) -> list[Json] | None:
+    """Return the entries with pieces in place of text; None if a piece or an id is missing."""
+    if len(content) != len(ids):
+        return None
+    annotated_entries = []
+    for entry, token in zip(content, ids, strict=True):
+        others = entry.get("top_logprobs") or ()
+        named = [_named(other) for other in others]
+        if None in named:
+            return None
+        piece, *alternatives = pieces([token, *(name for name in named if name is not None)])
+        if piece is None or None in alternatives:
+            return None
+        # vLLM 0.32.0 returns the bytes of "token_id:7" for an alternative.
+        annotated = [{**other, "token": name, "bytes": None} for other, name in zip(others, alternatives, strict=True)]
+        annotated_entries.append(
+            {**entry, "token": piece} | ({"top_logprobs": annotated} if "top_logprobs" in entry else {})
+        )
+    return annotated_entries
+
+
+def _named(entry: Json) -> int | None:
+    name = entry["token"].removeprefix(NAMED_BY_ID)
+    return int(name) if name != entry["token"] and name.isdecimal() else None
+
 
 # Raised by JSON of an unexpected shape.
 MALFORMED: Final = (TypeError, KeyError, AttributeError, IndexError, ValueError, RecursionError)
@@ -61,7 +243,7 @@ class ClientView:
 
     @property
     def hides_lists(self) -> bool:
-        """Whether the client receives no token ids and no logprobs, so that they may be parsed apart (`number_lists`)."""
+        """Whether the client receives no token ids and no logprobs, so that they may be parsed apart (`read_lists`)."""
         rules = self.strip_rules
         return rules.token_ids and rules.logprobs and self.tokens is None and self.dialect.name == "chat"
 
@@ -120,7 +302,7 @@ class ResponseStream(Protocol):
     """One response of an engine, in one framing."""
 
     content_type: str | None = None  # of the client's response; None: the engine's
-    # The prompt ids, with which the next call of the rollout may begin, if they were parsed apart (`number_lists`).
+    # The prompt ids, with which the next call of the rollout may begin, if they were parsed apart (`read_lists`).
     prompt: KnownPrompt | None = None
     # Of a stream:
     is_over: bool = False  # its terminal event arrived: it is complete even if the connection is lost

@@ -12,7 +12,7 @@ import orjson
 
 from proxy.protocols.dialects.base import GENERATES, Json, ResponseRenderer, is_on
 from proxy.protocols.engines.base import changes_distribution, has_grammar, tools_of
-from proxy.protocols.number_lists import prompt_of
+from proxy.protocols.json_texts import prompt_of
 from proxy.protocols.parts import PARSED, Before, Told
 from proxy.protocols.plan import Plan
 from proxy.trajectory.images import IMAGES

@@ -10,9 +10,16 @@ import orjson
 from proxy.errors import EngineDisconnected
 from proxy.protocols.dialects.base import Json, ResponseRenderer
 from proxy.protocols.engines.base import Engine, StreamShape
-from proxy.protocols.json_weight import WEIGHTS, most_weight
-from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
-from proxy.protocols.number_lists import KnownPrompt, read_lists, repeats
+from proxy.protocols.json_texts import (
+    WEIGHTS,
+    KnownPrompt,
+    NotJson,
+    most_weight,
+    read_json,
+    read_lists,
+    repeats,
+    write_loosely,
+)
 from proxy.protocols.parts import PartsDiffer, Told
 from proxy.protocols.response import ABANDONED_BYTES, ABORT, MALFORMED, ClientView, ParsedResponse, ResponseStream
 

@@ -20,10 +20,9 @@ from msgspec import Struct
 from proxy.clock import Clock
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import GENERATES, CallIdentity, is_on
+from proxy.protocols.dialects.base import EVENT_STREAM, GENERATES, CallIdentity, is_on
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.sse import EVENT_STREAM
-from proxy.protocols.translated_call import client_response_bytes, translator_of
+from proxy.protocols.plan import client_response_bytes, translator_of
 from proxy.protocols.whole_response import replay_events
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.stored_fields import value_or

@@ -8,8 +8,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from proxy.continuation.turns import Turns
-from proxy.protocols.json_weight import LongText
-from proxy.protocols.number_lists import KnownPrompt
+from proxy.protocols.json_texts import KnownPrompt, LongText
 from proxy.rollouts.rollout import DRIFT_FIELD, Rollout, read_rollout
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import KnownBlocks

@@ -16,7 +16,7 @@ import orjson
 from proxy.continuation.turns import has_own_ids
 from proxy.errors import NotFound, UnprocessableRequest
 from proxy.protocols.engines.base import TEMPLATE_FIELDS
-from proxy.protocols.number_lists import prompt_of
+from proxy.protocols.json_texts import prompt_of
 from proxy.protocols.plan import Plan, with_continuation
 from proxy.rollouts.live import LiveRollout, LoadedTape, Played
 from proxy.rollouts.rollout import Playback, Rollout, no_rollout, read_marks, read_rollout

@@ -13,8 +13,8 @@ from proxy.continuation.matching import Ambiguous, Match, Sampler, continue_text
 from proxy.continuation.turns import BOUNDS, Turn, Turns, own_rendering
 from proxy.continuation.types import Continuation, LookupFailed, Message, Mode, Reason, Render, rendering_of
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
-from proxy.protocols.dialects.responses.item_ids import repeated_steps
-from proxy.protocols.number_lists import KnownPrompt, prompt_of
+from proxy.protocols.dialects.responses.request import repeated_steps
+from proxy.protocols.json_texts import KnownPrompt, prompt_of
 from proxy.protocols.plan import Plan, with_continuation
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.live import KnownTurns, LiveRollout, LiveRollouts

@@ -22,8 +22,7 @@ from proxy.errors import (
 )
 from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine, model_names
 from proxy.protocols.engines.base import ProbeResponse, Traits
-from proxy.protocols.json_weight import most_weight
-from proxy.protocols.number_lists import KnownPrompt, cut_tokens, repeated_tokens
+from proxy.protocols.json_texts import KnownPrompt, cut_tokens, most_weight, repeated_tokens
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop

@@ -14,11 +14,16 @@ import orjson
 from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.dialects.base import TranslationOptions
-from proxy.protocols.engines.base import CallOptions
-from proxy.protocols.engines.tokenizer_api import Counted, read_count, read_ids, token_count_request, tokenize_request
-from proxy.protocols.plan import Plan, edit, with_image_tokens
+from proxy.protocols.engines.base import (
+    CallOptions,
+    Counted,
+    read_count,
+    read_ids,
+    token_count_request,
+    tokenize_request,
+)
+from proxy.protocols.plan import Plan, TranslatedCall, edit, with_image_tokens
 from proxy.protocols.sampling import bound_of, served_as
-from proxy.protocols.translated_call import TranslatedCall
 from proxy.telemetry.logs import LOG
 from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop

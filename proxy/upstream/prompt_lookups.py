@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar, cast
 import orjson
 
 from proxy.continuation.types import Detokenize, Lookup, LookupFailed, LookupResult, Reason, Render
-from proxy.protocols.engines.base import FollowUpRequest
-from proxy.protocols.engines.tokenizer_api import (
+from proxy.protocols.engines.base import (
+    FollowUpRequest,
     read_ids,
     read_text,
     read_window,
@@ -15,7 +15,7 @@ from proxy.protocols.engines.tokenizer_api import (
     text_request,
     tokenize_request,
 )
-from proxy.protocols.number_lists import KnownPrompt
+from proxy.protocols.json_texts import KnownPrompt
 from proxy.trajectory.json_bytes import size_of
 from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import LONG_IDS, PLAIN_BYTES, off_loop

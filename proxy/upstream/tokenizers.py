@@ -12,7 +12,7 @@ import orjson
 
 from proxy.config.engines import EndpointSettings
 from proxy.errors import EngineError, UnprocessableRequest
-from proxy.protocols.engines.tokenizer_api import read_text, text_request
+from proxy.protocols.engines.base import read_text, text_request
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 

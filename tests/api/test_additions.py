@@ -9,7 +9,7 @@ from tests.support.fakes import proxying
 
 from proxy.api import compat
 from proxy.protocols.dialects import TRANSLATORS
-from proxy.protocols.dialects.base import NO_REFERENCES, References, ResponseRenderer, Translator
+from proxy.protocols.dialects.base import EVENT_STREAM, NO_REFERENCES, References, ResponseRenderer, Translator
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import (
     Engine,
@@ -22,7 +22,6 @@ from proxy.protocols.engines.base import (
     index_of,
     without,
 )
-from proxy.protocols.sse import EVENT_STREAM
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from tests.support.each_cassette import of_each
 from tests.support.recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
 
-from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.accumulators import ChatAccumulator, RepeatedEvents
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import StripRules
-from proxy.protocols.repeated_events import RepeatedEvents
 from proxy.protocols.response import ClientView, StreamResponse
 
 STREAMS = [

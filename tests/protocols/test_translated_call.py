@@ -15,9 +15,9 @@ from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import Plan
-from proxy.protocols.translated_call import (
+from proxy.protocols.plan import (
     CHAT,
+    Plan,
     TranslatedCall,
     client_response_bytes,
     error_dialect_for,

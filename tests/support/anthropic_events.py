@@ -13,7 +13,7 @@ from proxy.errors import ProxyError
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions, Translator
 from proxy.protocols.dialects.gemini import alt_from, bound_fields, read_target
-from proxy.protocols.dialects.tool_arguments import call_ids
+from proxy.protocols.dialects.translation import call_ids
 
 EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
 

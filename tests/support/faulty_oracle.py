@@ -18,7 +18,7 @@ from tests.support.faulty_calls import FaultyCall
 from proxy.export import FORMATS, Inexpressible
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import Plan
-from proxy.protocols.sse import EventParser
+from proxy.protocols.response import EventParser
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, decode, encode_leniently
 from proxy.trajectory.facts import RolloutFacts

@@ -32,24 +32,37 @@ from proxy.protocols.dialects.gemini import (
 )
 from proxy.protocols.dialects.gemini.contents import sign
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.responses.history import resolve_references
-from proxy.protocols.dialects.responses.item_ids import rollout_of
+from proxy.protocols.dialects.responses import resolve_references
+from proxy.protocols.dialects.responses.request import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
-from proxy.protocols.dialects.tool_arguments import PartialObject
+from proxy.protocols.dialects.translation import PartialObject
 from proxy.protocols.engines import ENGINES, PROBE_PATHS, identify_engine
 from proxy.protocols.engines.base import CallOptions, ProbeResponse
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.json_weight import fresh_bytes, read_long
-from proxy.protocols.number_lists import KnownPrompt, cut_tokens, prompt_of, read_lists, repeated_tokens
+from proxy.protocols.json_texts import (
+    KnownPrompt,
+    cut_tokens,
+    fresh_bytes,
+    prompt_of,
+    read_lists,
+    read_long,
+    repeated_tokens,
+)
 from proxy.protocols.plan import (
+    CHAT,
     Plan,
     PreparedPlans,
     SessionPlace,
+    TranslatedCall,
+    client_response_bytes,
+    error_dialect_for,
+    read_translated_call,
     template_of,
     with_continuation,
     with_image_tokens,
     with_session,
 )
+from proxy.protocols.response import EventParser, TokenAnnotations, read_event
 from proxy.protocols.resume import (
     ends_in_stop,
     first_stop,
@@ -66,15 +79,6 @@ from proxy.protocols.resume import (
     without_event,
 )
 from proxy.protocols.sampling import Sampling, engine_model
-from proxy.protocols.sse import EventParser, read_event
-from proxy.protocols.token_annotations import TokenAnnotations
-from proxy.protocols.translated_call import (
-    CHAT,
-    TranslatedCall,
-    client_response_bytes,
-    error_dialect_for,
-    read_translated_call,
-)
 from proxy.protocols.whole_response import WholeResponse, text_event
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing

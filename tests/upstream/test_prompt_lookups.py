@@ -10,7 +10,7 @@ from aiohttp import web
 
 from proxy.continuation.types import Detokenize, LookupFailed, Render, Tokenize
 from proxy.errors import EngineError
-from proxy.protocols.number_lists import KnownPrompt
+from proxy.protocols.json_texts import KnownPrompt
 from proxy.upstream.prompt_lookups import PromptLookups
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -13,7 +13,7 @@ from proxy.api.compat.atropos_generate import (
 from proxy.api.compat.osmosis import read_flat
 from proxy.api.http import CallRoute
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
-from proxy.protocols.translated_call import read_translated_call
+from proxy.protocols.plan import read_translated_call
 
 # The endpoints that sample, in all dialects and in other systems' formats, each with its adapters.
 CALL_ROUTES: Final[Mapping[str, CallRoute]] = {

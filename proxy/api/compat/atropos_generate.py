@@ -16,9 +16,7 @@ import orjson
 
 from proxy.errors import EngineDisconnected, UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions, is_on, openai_error, sample_count
-from proxy.protocols.exchange import Outcome
-from proxy.protocols.plan import Plan
-from proxy.protocols.translated_call import CallAdapter
+from proxy.protocols.plan import CallAdapter, Outcome, Plan
 from proxy.trajectory.step import Choice, Step
 
 GENERATE: Final = "/generate"

@@ -36,10 +36,8 @@ from proxy.export import FORMATS, Inexpressible
 from proxy.export.atropos import IGNORED, NOT_SAMPLED
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import TranslationOptions, is_on
-from proxy.protocols.engines.tokenizer_api import read_ids, render_request
-from proxy.protocols.exchange import Outcome
-from proxy.protocols.plan import Plan
-from proxy.protocols.translated_call import CHAT, CallAdapter
+from proxy.protocols.engines.base import read_ids, render_request
+from proxy.protocols.plan import CHAT, CallAdapter, Outcome, Plan
 from proxy.rollouts.rollout import Rollout, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.trajectory.facts import RolloutFacts

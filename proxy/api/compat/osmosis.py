@@ -33,11 +33,9 @@ from proxy.api.rollout_id import model_url
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
 from proxy.errors import BadRequest, Conflict, ProxyError, RequestTooLarge, UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions
-from proxy.protocols.exchange import Outcome
-from proxy.protocols.json_weight import most_weight
-from proxy.protocols.plan import Plan
+from proxy.protocols.json_texts import most_weight
+from proxy.protocols.plan import CallAdapter, Outcome, Plan
 from proxy.protocols.sampling import served_as
-from proxy.protocols.translated_call import CallAdapter
 from proxy.rollouts.rollout import RESULT, Rollout, checked_id, read_rollout, write_fields
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.arrays import Ids, Prompt

@@ -16,12 +16,21 @@ from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.json_weight import LongText
-from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session
+from proxy.protocols.json_texts import LongText
+from proxy.protocols.plan import (
+    CallAdapter,
+    Plan,
+    PreparedPlans,
+    SessionPlace,
+    TranslatedCall,
+    has_lists,
+    prepare,
+    template_of,
+    with_session,
+)
+from proxy.protocols.response import TokenAnnotations
 from proxy.protocols.resume import refusal, restarted_plan, resumed_plan
 from proxy.protocols.sampling import NO_RULES, engine_model
-from proxy.protocols.token_annotations import TokenAnnotations
-from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.playback import Recorded, as_recorded

@@ -29,10 +29,9 @@ from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
-from proxy.protocols.json_weight import LONG_TEXT, LongText, fresh_bytes, read_long
-from proxy.protocols.plan import edit
-from proxy.protocols.token_annotations import TokenAnnotations
-from proxy.protocols.translated_call import CallAdapter, TranslatedCall
+from proxy.protocols.json_texts import LONG_TEXT, LongText, fresh_bytes, read_long
+from proxy.protocols.plan import CallAdapter, TranslatedCall, edit
+from proxy.protocols.response import TokenAnnotations
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps

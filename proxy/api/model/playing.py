@@ -19,7 +19,7 @@ from proxy.api.requests import update_rollout
 from proxy.errors import DamagedStep, PlaybackMismatch, PlaybackSourceGone
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.translated_call import TranslatedCall, translator_of
+from proxy.protocols.plan import TranslatedCall, translator_of
 from proxy.rollouts.idempotency import COUNT, Attempt, StoredAnswer, retry_fields, stored_answer_from
 from proxy.rollouts.live import Played
 from proxy.rollouts.playback import Recorded, Tapes, inherited

@@ -19,10 +19,9 @@ from proxy.api.model.call import ModelRequest
 from proxy.api.requests import query_from
 from proxy.errors import NotFound
 from proxy.protocols.dialects.base import ResolvedReferences
-from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.history import input_items, resolve_references, response_object
-from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
-from proxy.protocols.translated_call import TranslatedCall
+from proxy.protocols.dialects.responses import RESPONSES, input_items, resolve_references, response_object
+from proxy.protocols.dialects.responses.request import rollout_of, step_of
+from proxy.protocols.plan import TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.steps import read_step
 from proxy.trajectory.step import Step

@@ -31,8 +31,9 @@ from proxy.errors import (
     UnprocessableRequest,
 )
 from proxy.protocols.engines.base import QUIRK_CODES, FollowUpRequest
-from proxy.protocols.exchange import Exchange, Outcome
+from proxy.protocols.exchange import Exchange
 from proxy.protocols.parts import PartsDiffer
+from proxy.protocols.plan import Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.protocols.whole_response import Withheld
 from proxy.telemetry.logs import LOG, is_sampled

@@ -31,7 +31,7 @@ from proxy.api.model.unrecorded import (
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadRequest, NotFound, UpgradeRequired
 from proxy.protocols.dialects import gemini
-from proxy.protocols.translated_call import error_dialect_for
+from proxy.protocols.plan import error_dialect_for
 from proxy.upstream import least_loaded
 from proxy.upstream.client import body_of, json_of
 

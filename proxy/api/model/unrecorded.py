@@ -19,8 +19,8 @@ from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.gemini import is_gemini
+from proxy.protocols.plan import CHAT, error_dialect_for, read_translated_call
 from proxy.protocols.sampling import bound_of, engine_model
-from proxy.protocols.translated_call import CHAT, error_dialect_for, read_translated_call
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop

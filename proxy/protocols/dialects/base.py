@@ -6,13 +6,12 @@ a client sends a response back, it is read as the chat message that was sampled,
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 import orjson
 
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator
-from proxy.protocols.sse import StreamFormat
 from proxy.trajectory import step
 
 Json: TypeAlias = dict[str, Any]
@@ -130,6 +129,16 @@ class References:
     previous_response: str | None = None
     items: Sequence[str] = ()
     calls: Sequence[str] = ()
+
+
+class StreamFormat(NamedTuple):
+    """The content type of a stream, and the bytes without meaning that are sent to a waiting client."""
+
+    content_type: str
+    keep_alive: bytes
+
+
+EVENT_STREAM: Final = StreamFormat("text/event-stream; charset=utf-8", b": keep-alive\n\n")
 
 
 class ResponseRenderer(Protocol):

@@ -6,7 +6,7 @@ from proxy.api.compat import CALL_ROUTES
 from proxy.api.compat.atropos_generate import TokensInCall
 from proxy.api.compat.osmosis import FlatCall
 from proxy.protocols.dialects.base import TranslationOptions
-from proxy.protocols.translated_call import TranslatedCall
+from proxy.protocols.plan import TranslatedCall
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

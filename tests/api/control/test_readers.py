@@ -10,7 +10,7 @@ from tests.support.any_json import odd_steps, read_back
 from proxy.api.control.steps import recorded, step_json
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.containers import CONTAINERS
-from proxy.protocols.translated_call import client_response, client_response_bytes
+from proxy.protocols.plan import client_response, client_response_bytes
 from proxy.rollouts.finishing import versions_of
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.drift import explain, find_boundaries

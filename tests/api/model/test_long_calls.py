@@ -10,7 +10,7 @@ from tests.support.recorded import load
 from tests.support.session import CHAT, session_with
 from tests.support.stored import stored_steps
 
-from proxy.protocols import number_lists
+from proxy.protocols import json_texts
 
 RESPONSE = orjson.loads(load("chat_ids_lp").response)
 IDS = list(range(100_000, 200_000))
@@ -50,7 +50,7 @@ async def test_a_call_that_repeats_the_previous_one_is_processed_on_the_event_lo
 
 async def test_calls_that_arrive_together_parse_their_prompt_once(store, long_engine):
     """Those after the first one compare it; one that differs is parsed."""
-    with patch.object(number_lists, "pack_numbers", side_effect=number_lists.pack_numbers) as packed:
+    with patch.object(json_texts, "pack_numbers", side_effect=json_texts.pack_numbers) as packed:
         async with session_with(long_engine, store) as session:
             parsed = []
             for texts in (["a" * 300_000], ["a" * 300_000, "b"]):

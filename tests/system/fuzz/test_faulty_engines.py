@@ -17,7 +17,7 @@ from tests.support.loop_watch import watched_proxy
 from tests.support.raw_engine import raw_engine
 from tests.support.recorded import dialect_cassettes, http_cassettes
 
-from proxy.protocols.sse import EventParser
+from proxy.protocols.response import EventParser
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SEEDS = st.integers(0, 2**24 - 1)

@@ -18,10 +18,21 @@ from urllib.parse import urlsplit
 import orjson
 
 from proxy.protocols.dialects.base import Json
-from proxy.protocols.dialects.chat_format import chat_call, chat_content
-from proxy.protocols.dialects.tool_arguments import SampledCalls, serialize
-from proxy.protocols.dialects.validation import a_flag, a_text, an_object, at, optional, refusal, required, snake_case
-from proxy.protocols.dialects.validation import objects as objects_of_list
+from proxy.protocols.dialects.translation import (
+    SampledCalls,
+    a_flag,
+    a_text,
+    an_object,
+    at,
+    chat_call,
+    chat_content,
+    optional,
+    refusal,
+    required,
+    serialize,
+    snake_case,
+)
+from proxy.protocols.dialects.translation import objects as objects_of_list
 from proxy.trajectory.json_bytes import parse_text
 
 _MARK: Final = b"tokentape"  # nine bytes: twelve characters of base64

@@ -8,19 +8,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.chat_format import add_configured, continue_last, passed_fields, schema_format
 from proxy.protocols.dialects.gemini.contents import objects, read_contents, system_message
-from proxy.protocols.dialects.validation import (
+from proxy.protocols.dialects.translation import (
     a_count,
     a_flag,
     a_list,
     a_number,
     a_text,
+    add_configured,
     an_object,
     at,
+    continue_last,
     optional,
+    passed_fields,
     refusal,
     required,
+    schema_format,
     snake_case,
     texts,
 )

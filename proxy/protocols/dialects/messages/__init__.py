@@ -1,15 +1,253 @@
-"""Anthropic's Messages API, translated to chat."""
+"""Anthropic's Messages API, translated to chat: its requests are read in `request`, its responses and errors are rendered here.
 
-from collections.abc import Mapping, Sequence
+A stream opens a block with its first piece and closes it when another begins; the block of a call is closed by `finish`, which
+also sends what follows it. Accumulated, the events are the whole response.
+
+A message with text after its calls, or reasoning after its text, keeps that order in a stream; rendered whole, it has chat's
+order: reasoning, text, calls. Sent back, both are read as the same message.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import CallIdentity, DialectName, Json, References, Translator, engine_message
-from proxy.protocols.dialects.messages.renderer import MessagesRenderer, error_object
+from proxy.protocols.dialects.base import (
+    EVENT_STREAM,
+    CallIdentity,
+    DialectName,
+    Json,
+    References,
+    ResponseRenderer,
+    Translator,
+    engine_message,
+)
 from proxy.protocols.dialects.messages.request import read, tool_call_ids
+from proxy.protocols.dialects.translation import (
+    TEXT,
+    HeldPieces,
+    PartialObject,
+    Piece,
+    call_ids,
+    choices_of,
+    choose_call_id,
+    event,
+    parse_arguments,
+    read_usage,
+    reasoning_of,
+)
+
+_NO_RESPONSE = "the engine's response ended before it began"
+_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+@dataclass(slots=True)
+class _Call:
+    """One tool call in a stream. `block` is the index of its block; None until its name arrives."""
+
+    index: int
+    block: int | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: PartialObject = field(default_factory=PartialObject)
+    waiting: list[str] = field(default_factory=list)
+
+
+class MessagesRenderer(ResponseRenderer):
+    """Renders the response to one call. `stops` are the client's own stop sequences."""
+
+    stream_format = EVENT_STREAM
+
+    def __init__(self, identity: CallIdentity, stops: Any) -> None:
+        self._identity = identity
+        self._signature = f"sig_{identity.step_id}"  # clients do not send back reasoning without one
+        self._stops = stops
+        self._started = False
+        self._blocks = 0
+        self._open: str | None = None  # the type of the open block
+        self._has_text = False
+        self._calls: dict[int, _Call] = {}
+        self._ids: set[str] = set()
+        self._held = HeldPieces()
+
+    def whole(self, response: Json) -> Json:
+        choice = choices_of(response)[0]
+        content = list(self._content(choice.get("message") or {}))
+        reason, stop = stop_reason_from(choice, self._stops)
+        return self._message(content, usage_from(response.get("usage")), reason, stop)
+
+    def feed(self, chunk: Json) -> bytes:
+        events = [] if self._started else [self._start(chunk.get("usage"))]
+        for choice in chunk.get("choices") or ():
+            if choice.get("index", 0) == 0:
+                pieces = self._pieces(choice.get("delta") or {})
+                events.append(self._held.take(pieces))
+        return b"".join(events)
+
+    def finish(self, response: Json | None, error: str | None = None) -> bytes:
+        if error is not None or response is None:
+            message = _NO_RESPONSE if error is None else engine_message(error)
+            return event("error", error=error_object("api_error", message)["error"])
+        choice, usage = choices_of(response)[0], usage_from(response.get("usage"))
+        events = [] if self._started else [self._start(response.get("usage"))]
+        events.append(self._held.release())
+        for call in self._calls.values():
+            if call.block is None:
+                events += self._begin_call(call)
+        if (choice.get("message") or {}).get("content") == "" and not self._has_text:
+            events += self._begin("text", _text(""))
+        events += self._close()
+        reason, stop = stop_reason_from(choice, self._stops)
+        delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
+        return b"".join([*events, event("message_delta", delta=delta, usage=usage), event("message_stop")])
+
+    def _message(self, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
+        """Return the response, at its beginning or complete."""
+        return {
+            "id": f"msg_{self._identity.step_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._identity.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "stop_details": None,
+            "usage": usage,
+        }
+
+    def _content(self, message: Mapping[str, Any]) -> Iterator[Json]:
+        """Yield the blocks of a message. An empty text is a block after all others; a null text is none."""
+        if reasoning := reasoning_of(message):
+            yield _thinking(reasoning, self._signature)
+        if content := message.get("content"):
+            yield _text(content)
+        calls = message.get("tool_calls") or []
+        for call_id, call in zip(call_ids(calls, self._identity.step_id), calls, strict=True):
+            function = call.get("function") or {}
+            yield _tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
+        if content == "":
+            yield _text("")
+
+    def _start(self, usage: Any) -> bytes:
+        self._started = True
+        begun = self._message([], {**usage_from(usage), "output_tokens": 0}, None, None)
+        return event("message_start", message=begun) + _PING
+
+    def _pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
+        pieces: list[Piece] = []
+        if reasoning := reasoning_of(delta):
+            pieces.append((TEXT, partial(self._add_text, reasoning, "thinking")))
+        if content := delta.get("content"):
+            pieces.append((TEXT, partial(self._add_text, content, "text")))
+        if calls := delta.get("tool_calls"):
+            pieces += [(piece.get("index", 0), partial(self._add_call, piece)) for piece in calls]
+        return pieces
+
+    def _add_text(self, content: str, kind: str) -> bytes:
+        begun = b""
+        if self._open != kind:
+            begun = b"".join(self._begin(kind, _text("") if kind == "text" else _thinking("", "")))
+        self._has_text = self._has_text or kind == "text"
+        delta = {"type": f"{kind}_delta", kind: content}
+        return begun + event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _add_call(self, piece: Mapping[str, Any]) -> bytes:
+        index, function = piece.get("index", 0), piece.get("function") or {}
+        call = self._calls.get(index)
+        if call is None:
+            call = self._calls[index] = _Call(index)
+        call.waiting.append(function.get("arguments") or "")
+        if call.block is not None:
+            return b"".join(self._feed_arguments(call))
+        call.call_id = call.call_id or piece.get("id")
+        call.name = function.get("name") or None
+        return b"" if call.name is None else b"".join(self._begin_call(call))
+
+    def _begin_call(self, call: _Call) -> Iterator[bytes]:
+        call.call_id = choose_call_id(call.call_id, self._ids, self._identity.step_id, call.index)
+        yield from self._begin("tool_use", _tool_use(call.call_id, call.name or "", {}))
+        call.block = self._blocks - 1
+        self._held.open_call = call.index
+        yield from self._feed_arguments(call)
+
+    def _feed_arguments(self, call: _Call) -> Iterator[bytes]:
+        partial = call.arguments.feed("".join(call.waiting))
+        call.waiting.clear()
+        if partial and call.block is not None:
+            delta = {"type": "input_json_delta", "partial_json": partial}
+            yield event("content_block_delta", index=call.block, delta=delta)
+
+    def _begin(self, kind: str, block: Json) -> Iterator[bytes]:
+        yield from self._close()
+        yield event("content_block_start", index=self._blocks, content_block=block)
+        self._open = kind
+        self._blocks += 1
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open == "thinking":
+            delta = {"type": "signature_delta", "signature": self._signature}
+            yield event("content_block_delta", index=self._blocks - 1, delta=delta)
+        if self._open is not None:
+            yield event("content_block_stop", index=self._blocks - 1)
+        self._open = None
+
+
+def _text(content: str) -> Json:
+    return {"type": "text", "text": content}
+
+
+def _thinking(reasoning: str, signature: str) -> Json:
+    return {"type": "thinking", "thinking": reasoning, "signature": signature}
+
+
+def _tool_use(call_id: str, name: str, arguments: Json) -> Json:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def error_object(kind: str, message: str, **details: Any) -> Json:
+    """Return an error, as in bodies and events."""
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
+
+
+# By chat's finish reason. `abort`: the engine interrupted the call (its weights change), and the agent may continue from the
+# partial response, as with Anthropic's `pause_turn`. `repetition` (vLLM) is a limit like any other.
+_REASONS: Final = {
+    "length": "max_tokens", "repetition": "max_tokens", "content_filter": "refusal", "abort": "pause_turn", None: "pause_turn",
+}  # fmt: skip
+
+
+def stop_reason_from(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:
+    """Return `stop_reason` and `stop_sequence` of a choice; the latter is None unless it is one of the client's (`stops`).
+
+    vLLM has the string in `stop_reason`, SGLang in `matched_stop`; llama.cpp's server has none, so it is `end_turn`.
+    """
+    finish = choice.get("finish_reason")
+    if finish in _REASONS:
+        return _REASONS[finish], None
+    if (choice.get("message") or {}).get("tool_calls"):
+        return "tool_use", None
+    for matched in (choice.get("stop_reason"), choice.get("matched_stop")):
+        if isinstance(matched, str) and isinstance(stops, list) and matched in stops:
+            return "stop_sequence", matched
+    return "end_turn", None
+
+
+def usage_from(usage: Any) -> Json:
+    """Return the usage in this dialect: `input_tokens` excludes tokens from the engine's prefix cache."""
+    counts = read_usage(usage)
+    details = {} if counts.reasoning is None else {"output_tokens_details": {"thinking_tokens": counts.reasoning}}
+    return {
+        "input_tokens": max(0, counts.prompt - counts.cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.completion,
+        **details,
+    }
+
 
 # By status, each of Anthropic's API.
 _TYPES: Final = {

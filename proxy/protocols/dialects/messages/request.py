@@ -10,26 +10,24 @@ from itertools import groupby
 from typing import Any, Final
 
 from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.chat_format import (
-    add_configured,
-    chat_call,
-    chat_content,
-    continue_last,
-    passed_fields,
-    schema_format,
-)
-from proxy.protocols.dialects.tool_arguments import SampledCalls
-from proxy.protocols.dialects.validation import (
+from proxy.protocols.dialects.translation import (
+    SampledCalls,
     a_count,
     a_flag,
     a_list,
     a_number,
     a_text,
+    add_configured,
     an_object,
+    chat_call,
+    chat_content,
+    continue_last,
     one_of,
     optional,
+    passed_fields,
     refusal,
     required,
+    schema_format,
 )
 
 Blocks = list[tuple[str, Json]]  # with their paths

@@ -8,22 +8,14 @@ Invariant: the items of a response, sent back in any order that agents use, are 
 """
 
 import binascii
-from base64 import b64decode, b64encode
+import re
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 from proxy.errors import BadRequest, InvalidValue
 from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.chat_format import (
-    CONTINUES,
-    add_configured,
-    chat_call,
-    chat_content,
-    passed_fields,
-    schema_format,
-)
-from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.tools import (
     ADDITIONAL,
     arguments_for,
@@ -33,15 +25,21 @@ from proxy.protocols.dialects.responses.tools import (
     input_from,
     read_tools,
 )
-from proxy.protocols.dialects.validation import (
+from proxy.protocols.dialects.translation import (
+    CONTINUES,
     a_count,
     a_flag,
     a_number,
     a_text,
+    add_configured,
     an_object,
+    chat_call,
+    chat_content,
     objects,
     optional,
+    passed_fields,
     required,
+    schema_format,
     texts,
     unknown,
     wrong,
@@ -532,3 +530,57 @@ def _set_reasoning(chat: Json, body: Mapping[str, Any], options: TranslationOpti
         # Engines accept the same values (vLLM 0.32.0: chat_completion/protocol.py:252; SGLang: openai/protocol.py).
         configured = options.not_thinking if effort == "none" else options.thinking
         add_configured(chat, {"reasoning_effort": effort, **configured})
+
+
+# The ids of responses and items contain the step id, so that an id identifies its step. It is a ULID (proxy/clock.py). Ids of
+# items have a number after it.
+_STEP: Final = "([0-9A-HJKMNP-TV-Z]{26})"
+_NAME: Final = re.compile(rf"resp_{_STEP}(?:\.([A-Za-z0-9_-]+))?|(?:msg|rs|fc|ctc|in)_{_STEP}_\d{{1,9}}")
+
+
+def response_name(step_id: str, rollout_id: str = "") -> str:
+    """Return the id of a step's response. It contains the rollout id, since clients send the response id without it."""
+    token = rollout_id_to_token(rollout_id)
+    return f"resp_{step_id}.{token}" if token else f"resp_{step_id}"
+
+
+def item_name(kind: str, step_id: str, number: int) -> str:
+    """Return the id of a step's item; `number` counts items of the same kind from 0.
+
+    Kinds: "msg", "rs" (reasoning), "fc" and "ctc" (calls of functions and custom tools), "in" (of the input), and "call", for
+    calls to which the engine assigned no id.
+    """
+    return f"{kind}_{step_id}_{number}"
+
+
+def step_of(name: object) -> str | None:
+    """Return the step id in the id of a response or an item; None for a foreign id."""
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
+    return found and (found[1] or found[3])
+
+
+def repeated_steps(body: Mapping[str, Any]) -> frozenset[str]:
+    """Return the steps that a body of this dialect refers to, by the id of a response or of an item."""
+    entries = body.get("input")
+    items = [item.get("id") for item in entries if isinstance(item, Mapping)] if isinstance(entries, list) else []
+    found = {name: step_of(name) for name in (body.get("previous_response_id"), *items) if isinstance(name, str)}
+    return frozenset(step for name, step in found.items() if step and not name.startswith("in_"))
+
+
+def rollout_of(name: object) -> str | None:
+    """Return the rollout id in the id of a response; None if it contains none."""
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
+    return None if found is None or found[2] is None else rollout_id_from_token(found[2])
+
+
+def rollout_id_to_token(rollout_id: str) -> str:
+    """Return a rollout id as a token of a URL or of a key: base64url without padding."""
+    return urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
+
+
+def rollout_id_from_token(token: str) -> str | None:
+    """Return the rollout id of a token; None for a token that is not base64url of UTF-8."""
+    try:
+        return urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    except ValueError:
+        return None

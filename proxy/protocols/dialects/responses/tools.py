@@ -13,7 +13,7 @@ import orjson
 
 from proxy.errors import BadRequest
 from proxy.protocols.dialects.base import Json
-from proxy.protocols.dialects.validation import a_flag, a_text, an_object, objects, optional, required, unknown, wrong
+from proxy.protocols.dialects.translation import a_flag, a_text, an_object, objects, optional, required, unknown, wrong
 
 INPUT: Final = "input"
 

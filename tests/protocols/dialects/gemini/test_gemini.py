@@ -4,8 +4,7 @@ import orjson
 import pytest
 
 from proxy import errors
-from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
-from proxy.protocols.dialects.gemini.renderer import error_for, error_from, name_for
+from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY, error_for, error_from, name_for
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.support.gemini_responses import chunks_in, events_of, joined, sent_ba
 from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.contents import sign
-from proxy.protocols.dialects.tool_arguments import call_ids
+from proxy.protocols.dialects.translation import call_ids
 
 IDENTITY = CallIdentity("01a9", 1795229441, "gemini-pro")
 THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.protocols.dialects.gemini import CandidateParts, ending_of, usage_from
 from proxy.protocols.dialects.gemini.contents import sign
-from proxy.protocols.dialects.gemini.renderer import CandidateParts, ending_of, usage_from
 
 CALL = {"id": "c1", "function": {"name": "f", "arguments": '{"a":1}'}}
 

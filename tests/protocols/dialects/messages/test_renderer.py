@@ -21,9 +21,8 @@ from tests.support.each_cassette import of_each
 from tests.support.recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.dialects.base import CallIdentity, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.renderer import stop_reason_from, usage_from
-from proxy.protocols.dialects.tool_arguments import call_ids
+from proxy.protocols.dialects.messages import MESSAGES, stop_reason_from, usage_from
+from proxy.protocols.dialects.translation import call_ids
 
 IDENTITY = CallIdentity("01a9", 1795229441, "claude-sonnet")
 BODY = {"model": "claude-sonnet", "max_tokens": 9, "messages": [], "stop_sequences": ["END"]}

@@ -8,8 +8,7 @@ from tests.support.forests import make_step
 from tests.support.responses_drawn import BODY, IDENTITY, as_chat, messages, response_of
 
 from proxy.protocols.dialects.base import References, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.history import input_items, resolve_references, response_object
+from proxy.protocols.dialects.responses import RESPONSES, input_items, resolve_references, response_object
 from proxy.trajectory.step import Step
 
 FIRST = IDENTITY.step_id

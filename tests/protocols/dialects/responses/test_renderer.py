@@ -17,8 +17,8 @@ from tests.support.responses_drawn import (
 )  # fmt: skip
 
 from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.renderer import (
+from proxy.protocols.dialects.responses import (
+    RESPONSES,
     CallItem,
     Events,
     ResponsesRenderer,

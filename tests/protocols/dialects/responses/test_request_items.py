@@ -10,11 +10,14 @@ from proxy.protocols.dialects.base import ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses.request import (
     call_ids_from,
     item_ids_from,
+    item_name,
     read_assistant_content,
     read_content,
     read_items,
     reasoning_from,
+    response_name,
     seal,
+    step_of,
     unseal,
 )
 
@@ -337,3 +340,21 @@ def test_the_reasoning_of_an_item_is_its_text_else_its_encrypted_content_else_it
     ] == ["ab", "c", "d\n\ne", None]
     with pytest.raises(UnprocessableRequest, match=r"input\[0\].content\[0\].type"):
         reasoning_from({"content": [{"type": "output_text", "text": ""}]}, "input[0]")
+
+
+STEP = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
+def test_the_step_id_is_read_from_each_kind_of_id():
+    kinds = ("msg", "rs", "fc", "ctc", "in")
+
+    assert {step_of(name) for name in [response_name(STEP), *(item_name(kind, STEP, 12) for kind in kinds)]} == {STEP}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, 7, "", "resp_", f"resp_{STEP}x", f"msg_{STEP}", f"x_{STEP}_0", f"resp_{STEP}_0", f"msg_{STEP}_", "msg_68f0"],
+)
+def test_other_ids_have_no_step(name):
+    """Other servers', and values that are not ids."""
+    assert step_of(name) is None

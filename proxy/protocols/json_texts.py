@@ -1,20 +1,165 @@
-"""The long lists of a response that the client does not receive: token ids and logprobs, parsed apart from the rest.
+"""The JSON of requests and responses: what orjson does not read, the memory that parsing takes, and long lists parsed apart."""
 
-Parsed as a whole, a response is a dict with an object for each prompt id and six for each sampled token. Here the lists are cut
-out of its bytes and become arrays. Prompt ids that repeat the prompt of the rollout's previous call are not parsed again.
-
-Contract: a response that is read here has the same tokens, the same problems and, without these lists, the same JSON as one
-that is parsed as a whole, with one exception: a number beyond a double is not noticed in a skipped field of a logprob entry.
-What is not recognized stays in the JSON. The format is vLLM's (0.32.0).
-"""
-
+import json
+import re
 from array import array
+from hashlib import blake2b
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
 
 from proxy.trajectory.arrays import Ids, pack_floats, pack_ids, pack_numbers
+
+# Python engines may write NaN, Infinity, lone surrogates or numbers beyond a double. orjson refuses these; they are read here
+# and written again as they came. Clients' bodies are not read here: they must be JSON.
+
+# A number beyond a double is kept as this and its literal, in a string: as a float it would be written as `Infinity`.
+_OVERFLOW: Final = "\ue000overflow:"
+_WRITTEN_OVERFLOW: Final = re.compile(f'"{_OVERFLOW}([-+.0-9eE]+)"')
+
+
+class NotJson(ValueError):
+    """The bytes are no JSON, not even as Python writes it."""
+
+
+def read_json(text: bytes) -> tuple[Any, bool]:
+    """Return the value, and whether it is loose: it has NaN, an infinity, a lone surrogate or a number beyond a double.
+
+    A lone surrogate becomes "?". A number beyond a double becomes a string, which no reader takes for a number;
+    `write_loosely` writes its literal. Raises NotJson.
+    """
+    try:
+        return orjson.loads(text), False
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        spelled = json.dumps(_loads(text), ensure_ascii=False)  # noqa: TID251
+        return _loads(spelled.encode("utf-8", "replace")), True
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from None
+
+
+def write_loosely(value: Any) -> bytes:
+    """Return compact JSON, as vLLM and SGLang write it, of a loose value; orjson writes others so.
+
+    Raises RecursionError for a value that is nested too deeply.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: TID251
+    return (_WRITTEN_OVERFLOW.sub(r"\1", text) if _OVERFLOW in text else text).encode()
+
+
+def _loads(text: bytes) -> Any:
+    return json.loads(text, parse_float=_number, parse_int=_integer)  # noqa: TID251 - what orjson does not read
+
+
+def _number(literal: str) -> float | str:
+    value = float(literal)
+    return value if isfinite(value) else _OVERFLOW + literal
+
+
+def _integer(literal: str) -> float | int | str:
+    """Return the number as orjson reads it: an integer of 64 bits, else a float."""
+    value = _number(literal)
+    if isinstance(value, str) or abs(value) >= 2.0**64:
+        return value
+    exact = int(literal)
+    return exact if -(2**63) <= exact < 2**64 else value
+
+
+# The memory that parsing takes is estimated from counts of characters (in C, a gigabyte in a second). If a long request body
+# begins like the body of the rollout's previous call, only the rest is hashed and counted; the digest and the weight are still
+# of the whole text. Comparing bytes takes a fiftieth of the time of computing both.
+
+# Bytes of memory for one character while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its
+# own 16 bytes for each value, then a dict, a list, a boxed number with its slot, and half a string or key.
+WEIGHTS: Final = {b"{": 248, b"[": 88, b",": 56}
+QUOTE_WEIGHT: Final = 40
+_ALL: Final = (*WEIGHTS.items(), (b'"', QUOTE_WEIGHT))
+_LINE_WEIGHT: Final = 40  # an event of a stream has at least two line ends, and is an object
+
+
+def most_weight(text: bytes | bytearray) -> int:
+    """Return at least the bytes of memory that parsing a text takes: characters in strings count as if they were outside."""
+    total = 0
+    for character, weight in _ALL:
+        if (
+            character in text
+        ):  # a part of a list of ids has commas only: searching takes a fifth of the time of counting
+            total += weight * text.count(character)
+    return total
+
+
+def stream_weight(read: bytes) -> int:
+    """Return at least the bytes of memory that a part of a stream takes: as received, joined, parsed, and as events."""
+    return 2 * len(read) + most_weight(read) + _LINE_WEIGHT * (read.count(b"\n") + read.count(b"\r"))
+
+
+LONG_TEXT: Final = 2**16  # bytes from which the comparison takes less time
+_LIGHT_BYTES: Final = 2**20
+_LIGHT_WEIGHT: Final = 2**22  # parsing so much takes as long as parsing 2**16 bytes of brackets
+_PIECE_BYTES: Final = 2**14
+
+
+class _Piece(NamedTuple):
+    """A piece of a text, and the hash and the weight of the text to its end."""
+
+    text: bytes
+    state: Any
+    weight: int
+
+
+class LongText(NamedTuple):
+    """A text in pieces, its digest, and the most memory that parsing it takes in bytes (`most_weight`)."""
+
+    pieces: tuple[_Piece, ...]
+    digest: str
+    weight: int
+
+    @property
+    def size(self) -> int:
+        """The approximate memory in bytes."""
+        return len(self.pieces) * _PIECE_BYTES
+
+
+def fresh_bytes(text: bytes, before: LongText) -> int:
+    """Return about how many bytes of a text take time to process: only the bytes after `before`, if it has few values."""
+    if len(text) > _LIGHT_BYTES or before.weight > _LIGHT_WEIGHT:
+        return len(text)
+    start = before.size - _PIECE_BYTES  # where its last piece is equal, most likely all are
+    return len(text) - before.size if text.startswith(before.pieces[-1].text, start) else len(text)
+
+
+def read_long(text: bytes, before: LongText | None) -> LongText:
+    """Return a text in pieces; `before` is the text of the rollout's previous call."""
+    pieces: list[_Piece] = []
+    at = 0
+    for piece in () if before is None else before.pieces:
+        if not text.startswith(piece.text, at):
+            break
+        pieces.append(piece)
+        at += _PIECE_BYTES
+    state, weight = (pieces[-1].state, pieces[-1].weight) if pieces else (blake2b(digest_size=16), 0)
+    for start in range(at, len(text) - len(text) % _PIECE_BYTES, _PIECE_BYTES):
+        piece_text = text[start : start + _PIECE_BYTES]
+        state = state.copy()
+        state.update(piece_text)
+        weight += most_weight(piece_text)
+        pieces.append(_Piece(piece_text, state, weight))
+    rest = text[len(pieces) * _PIECE_BYTES :]
+    state = state.copy()
+    state.update(rest)
+    return LongText(tuple(pieces), state.hexdigest(), weight + most_weight(rest))
+
+
+# The long lists of a response that the client does not receive are token ids and logprobs. Parsed as a whole, a response is a
+# dict with an object for each prompt id and six for each sampled token. Here the lists are cut out of its bytes and become
+# arrays. Prompt ids that repeat the prompt of the rollout's previous call are not parsed again.
+#
+# Contract: a response that is read here has the same tokens, the same problems and, without these lists, the same JSON as one
+# that is parsed as a whole, with one exception: a number beyond a double is not noticed in a skipped field of a logprob entry.
+# What is not recognized stays in the JSON. The format is vLLM's (0.32.0).
 
 _PROMPT: Final = b'"prompt_token_ids":'
 _TOKENS: Final = b'"tokens":'  # of a tokenize response

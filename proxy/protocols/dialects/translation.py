@@ -1,20 +1,245 @@
-"""Arguments of tool calls: sampled texts in chat, objects in dialects with a field for an object (Messages, Gemini).
+"""What translators share: checks of request values, chat's fields, arguments of tool calls, and delayed pieces of streams.
 
-A sampled text and its object differ in spaces, escapes and the order of keys, and a truncated or invalid text is no object.
-A client does not send the text back, so it is looked up by the call's id.
+A check takes a value and its path, in the notation of the dialect (`messages.0.content`, `input[0].content`), and returns the
+value; an invalid value is refused with its path. Null counts as absent.
+
+Arguments of tool calls are sampled texts in chat, and objects in dialects with a field for an object (Messages, Gemini). A
+sampled text and its object differ in spaces, escapes and the order of keys, and a truncated or invalid text is no object. A
+client does not send the text back, so it is looked up by the call's id.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 
+from proxy.errors import InvalidValue
 from proxy.protocols.dialects.base import Json
-from proxy.protocols.dialects.validation import refusal
+from proxy.protocols.sampling import SAMPLING_FIELDS
+from proxy.trajectory.conversations import THOUGHTS
 from proxy.trajectory.json_bytes import parse_text, write_python
+
+T = TypeVar("T")
+Check: TypeAlias = Callable[[Any, str], T]
+
+_NAMES: Final = {
+    type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list",
+    dict: "an object",
+}  # fmt: skip
+
+
+def refusal(path: str, sentence: str) -> InvalidValue:
+    """Return the error for the value at this path."""
+    return InvalidValue(f"{path}: {sentence}", param=path)
+
+
+def wrong(path: str, expected: str, value: Any) -> InvalidValue:
+    """Return the error for a value of another type than expected."""
+    return refusal(path, f"must be {expected}, not {_NAMES[type(value)]}")
+
+
+def unknown(path: str, value: str, known: str) -> InvalidValue:
+    """Return the error for an unknown value; `known` is what to use."""
+    return InvalidValue(f"{path} cannot be {value[:100]!r}: {known}", param=path)
+
+
+def _of(expected: str, *types: type) -> Check[Any]:
+    def check(value: Any, path: str) -> Any:
+        if type(value) not in types:
+            raise wrong(path, expected, value)
+        return value
+
+    return check
+
+
+a_text: Final[Check[str]] = _of("a string", str)
+a_list: Final[Check[list[Any]]] = _of("a list", list)
+an_object: Final[Check[Json]] = _of("an object", dict)
+a_number: Final[Check[int | float]] = _of("a number", int, float)
+a_count: Final[Check[int]] = _of("an integer", int)
+a_flag: Final[Check[bool]] = _of("true or false", bool)
+
+
+def one_of(value: Any, path: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the value if it is one of these strings."""
+    text = a_text(value, path)
+    if text not in known:
+        raise refusal(path, f"must be one of {', '.join(known)}, not {text[:64]!r}")
+    return text
+
+
+def objects(value: Any, path: str) -> list[tuple[Json, str]]:
+    """Return the objects of a list, each with its path."""
+    return [(an_object(entry, f"{path}[{n}]"), f"{path}[{n}]") for n, entry in enumerate(a_list(value, path))]
+
+
+def texts(value: Any, path: str) -> list[str]:
+    """Return the strings of a list."""
+    return [a_text(entry, f"{path}[{n}]") for n, entry in enumerate(a_list(value, path))]
+
+
+@cache
+def snake_case(name: str) -> str:
+    """Return the name of a field in camelCase as in protocol buffers; other names are unchanged."""
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+
+
+def at(value: Mapping[str, Any], name: str, path: str = "") -> tuple[Any, str]:
+    """Return the value of a field, by either spelling of its name, and its path. Raises InvalidValue if it occurs twice."""
+    field_path = f"{path}.{name}" if path else name
+    found = value.get(name)
+    if (other := snake_case(name)) != name and (spelled := value.get(other)) is not None:
+        if found is not None:
+            raise refusal(field_path, f"is present twice, also as {other}")
+        found = spelled
+    return found, field_path
+
+
+def optional(check: Check[T], value: Mapping[str, Any], name: str, path: str = "") -> T | None:
+    """Return the checked value of a field; None if it is absent. `path` is the path of the object."""
+    if name.islower():  # the usual case: it has no other spelling
+        found = value.get(name)
+        return None if found is None else check(found, f"{path}.{name}" if path else name)
+    found, field_path = at(value, name, path)
+    return None if found is None else check(found, field_path)
+
+
+def required(check: Check[T], value: Mapping[str, Any], name: str, path: str = "") -> T:
+    """Return the checked value of a field, which must be present."""
+    if name.islower():
+        return check(value.get(name), f"{path}.{name}" if path else name)
+    return check(*at(value, name, path))
+
+
+CONTINUES: Final = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def passed_fields(body: Mapping[str, Any], translated: Collection[str]) -> Json:
+    """Return the engine's sampling fields in a body, except the `translated` fields. The engine validates them."""
+    return {name: body[name] for name in SAMPLING_FIELDS if name not in translated and body.get(name) is not None}
+
+
+def add_configured(chat: Json, fields: Mapping[str, Any]) -> None:
+    """Add configured fields to a chat body. The body's own fields override them."""
+    for name, value in fields.items():
+        own = chat.get(name)
+        if isinstance(own, dict) and isinstance(value, Mapping):
+            chat[name] = {**value, **own}
+        elif own is None:
+            chat[name] = value
+
+
+def continue_last(chat: Json, reasoning_field: str) -> None:
+    """Let the model continue the last message if it is not empty; remove an empty one."""
+    last = chat["messages"][-1]
+    if last["content"] or last.get(reasoning_field):
+        chat |= CONTINUES
+    else:
+        chat["messages"] = chat["messages"][:-1]
+
+
+def chat_content(parts: list[Json]) -> str | list[Json]:
+    """Return chat content with these parts: a single text is a string, as chat's clients send it."""
+    text: str | list[Json] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return text
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> Json:
+    """Return a tool call of a chat message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def schema_format(schema: Json) -> Json:
+    """Return the chat field of a response format with a schema; `schema` are its name, its JSON Schema and its options."""
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def choices_of(response: Mapping[str, Any]) -> list[Json]:
+    """Return the choices, at least one: a response that was aborted at its beginning may have none."""
+    return response.get("choices") or [{}]
+
+
+def reasoning_of(message: Mapping[str, Any]) -> Any:
+    """Return the reasoning of a message or a delta; None if it has none."""
+    for name in THOUGHTS:  # without a generator: for each event of a stream
+        if message.get(name):
+            return message[name]
+    return None
+
+
+class Usage(NamedTuple):
+    """The token counts of a chat response. `reasoning` is None if the engine does not count it."""
+
+    prompt: int
+    completion: int
+    cached: int
+    reasoning: int | None
+
+
+def read_usage(usage: Any) -> Usage:
+    """Return the counts of a chat response; an invalid or absent count is 0."""
+    reasoning = _count(usage, "completion_tokens_details", "reasoning_tokens")
+    return Usage(
+        _count(usage, "prompt_tokens") or 0,
+        _count(usage, "completion_tokens") or 0,
+        _count(usage, "prompt_tokens_details", "cached_tokens") or 0,
+        _count(usage, "reasoning_tokens") if reasoning is None else reasoning,  # SGLang 0.5.23
+    )
+
+
+def _count(value: Any, *path: str) -> int | None:
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if type(value) is int else None
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """Return one event of a stream."""
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+TEXT: Final = -1  # in place of the index of a call: reasoning or text
+
+Piece: TypeAlias = tuple[int, Callable[[], bytes]]  # the index of its call or TEXT, and what writes its events
+
+
+class HeldPieces:
+    """Writes pieces as they arrive until a call is open; then only pieces of this call, and all others at the end.
+
+    A call is complete for a client when the next block or item begins: Claude Code 2.1 and Codex 0.169 then run its tool, while
+    the rest is sampled. If the engine failed after that, a tool would have run for a response without a complete step.
+    """
+
+    __slots__ = ("_held", "open_call")
+
+    def __init__(self) -> None:
+        self.open_call: int | None = None  # its index
+        self._held: dict[int, list[Callable[[], bytes]]] = {}
+
+    @property
+    def calls(self) -> list[int]:
+        """The indices of the held calls, in the order in which they began."""
+        return [index for index in self._held if index != TEXT]
+
+    def take(self, pieces: Iterable[Piece]) -> bytes:
+        """Return the events of the pieces that are not held. What writes a call sets `open_call`."""
+        events = []
+        for index, write in pieces:
+            if self.open_call is None or self.open_call == index:
+                events.append(write())
+            else:
+                self._held.setdefault(index, []).append(write)
+        return b"".join(events)
+
+    def release(self) -> bytes:
+        """Return the events of the held pieces, grouped by call."""
+        held, self._held = self._held, {}
+        return b"".join([write() for writers in held.values() for write in writers])
+
 
 _WHITE: Final = re.compile(r"[ \t\n\r]+")
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')

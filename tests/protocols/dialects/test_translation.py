@@ -1,6 +1,7 @@
-"""Arguments of tool calls: text in chat, objects in the Messages API, and the valid prefix of a streamed object."""
+"""What translators share: checks of values, chat fields, delayed pieces and tool arguments."""
 
 import json
+from functools import partial
 
 import orjson
 import pytest
@@ -9,14 +10,172 @@ from hypothesis import strategies as st
 from jiter import from_json
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.tool_arguments import (
+from proxy.protocols.dialects import translation as checked
+from proxy.protocols.dialects.translation import (
+    TEXT,
+    HeldPieces,
     PartialObject,
     SampledCalls,
+    Usage,
+    a_text,
+    an_object,
+    at,
     call_ids,
+    event,
     is_same,
+    objects,
+    optional,
     parse_arguments,
+    read_usage,
+    reasoning_of,
+    required,
     serialize,
+    snake_case,
+    texts,
 )
+
+OF_TYPES = {"null": None, "a boolean": True, "a number": 1.5, "a string": "x", "a list": [], "an object": {}}
+ACCEPTED = {
+    checked.a_text: {"a string"},
+    checked.a_list: {"a list"},
+    checked.an_object: {"an object"},
+    checked.a_number: {"a number"},
+    checked.a_count: set(),
+    checked.a_flag: {"a boolean"},
+}
+
+
+@pytest.mark.parametrize("reading", ACCEPTED, ids=["text", "list", "object", "number", "count", "flag"])
+@pytest.mark.parametrize("kind", OF_TYPES)
+def test_a_value_of_another_type_raises_with_its_path(reading, kind):
+    if kind in ACCEPTED[reading]:
+        assert OF_TYPES[kind] is reading(OF_TYPES[kind], "here.0")
+        return
+    with pytest.raises(UnprocessableRequest, match=rf"^here\.0: must be .*, not {kind}$") as raised:
+        reading(OF_TYPES[kind], "here.0")
+    assert raised.value.param == "here.0"
+
+
+def test_an_integer_is_not_a_boolean():
+    """In Python, True == 1."""
+    assert checked.a_count(3, "n") == 3
+    with pytest.raises(UnprocessableRequest):
+        checked.a_count(True, "n")
+
+
+def test_a_value_outside_an_enumeration_raises_with_the_allowed_values():
+    """The value in the message is truncated."""
+    assert checked.one_of("b", "x", ("a", "b")) == "b"
+    with pytest.raises(UnprocessableRequest, match=r"^x: must be one of a, b, not 'c{64}'$"):
+        checked.one_of("c" * 999, "x", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("systemInstruction", "system_instruction"),
+        ("topK", "top_k"),
+        ("parametersJsonSchema", "parameters_json_schema"),
+    ],
+)
+def test_a_field_is_found_by_either_name(name, other):
+    """A null is an absent field."""
+    assert other == snake_case(name)
+    assert at({name: 1}, name) == at({other: 1, name: None}, name) == (1, name)
+    assert at({name: None}, name, "a") == (None, f"a.{name}")
+
+
+def test_a_field_with_both_names_is_rejected():
+    with pytest.raises(UnprocessableRequest, match="a.topK: is present twice, also as top_k"):
+        at({"topK": 1, "top_k": 1}, "topK", "a")
+
+
+def test_an_optional_field_may_be_absent_and_a_required_one_may_not():
+    """Both are checked if they are present."""
+    assert (optional(a_text, {}, "a"), optional(a_text, {"a": "x"}, "a")) == (None, "x")
+    with pytest.raises(UnprocessableRequest, match="b.a: must be a string, not a number"):
+        optional(a_text, {"a": 1}, "a", "b")
+    with pytest.raises(UnprocessableRequest, match="b.a: must be a string, not null"):
+        required(a_text, {}, "a", "b")
+
+
+def test_the_entries_of_a_list_have_its_path():
+    assert objects([{"a": 1}], "p") == [({"a": 1}, "p[0]")]
+    assert texts(["", "x"], "p") == ["", "x"]
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: optional(checked.a_count, {"a": True}, "a"), "a: must be an integer, not a boolean"),
+        (lambda: optional(checked.a_count, {"a": 1.5}, "a", "b[0]"), "b[0].a: must be an integer, not a number"),
+        (lambda: required(an_object, {"a": None}, "a"), "a: must be an object, not null"),
+        (lambda: objects([{}, []], "a"), "a[1]: must be an object, not a list"),
+        (lambda: texts(["", {}], "a"), "a[1]: must be a string, not an object"),
+        (lambda: objects({}, "a"), "a: must be a list, not an object"),
+    ],
+)
+def test_the_error_names_the_path_the_expected_and_the_actual_type(read, message):
+    with pytest.raises(UnprocessableRequest) as raised:
+        read()
+
+    assert message == raised.value.message
+    assert message.partition(":")[0] == raised.value.param
+
+
+PIECES = st.lists(st.tuples(st.integers(TEXT, 3), st.binary(min_size=1, max_size=2)), max_size=12)
+
+
+@given(PIECES)
+def test_all_that_is_not_of_the_first_call_is_written_at_the_end_call_by_call(pieces):
+    """Each piece is written once. The pieces of a call, and of the text, keep the order in which they arrived."""
+    held = HeldPieces()
+    written = []
+
+    def write(index, data):
+        written.append((index, data))
+        if held.open_call is None and index != TEXT:
+            held.open_call = index
+        return data
+
+    before = b"".join([held.take([(index, partial(write, index, data))]) for index, data in pieces])
+    shown = len(written)
+    calls = held.calls
+    after = held.release()
+
+    first = next((index for index, _ in pieces if index != TEXT), TEXT)
+    begun = next((place for place, (index, _) in enumerate(pieces) if index != TEXT), len(pieces))
+    assert [*pieces[:begun], *(piece for piece in pieces[begun:] if piece[0] == first)] == written[:shown]
+    assert sorted(pieces) == sorted(written)
+    for index in range(TEXT, 4):
+        assert [piece for piece in pieces if piece[0] == index] == [piece for piece in written if piece[0] == index]
+    groups = [index for index, _ in written[shown:]]
+    assert sorted(groups, key=groups.index) == groups
+    assert list(dict.fromkeys(index for index, _ in pieces[begun:] if index not in {TEXT, first})) == calls
+    assert b"".join(data for _, data in written) == before + after
+    assert held.release() == b""
+
+
+def test_an_event_has_its_type_in_the_event_line_and_in_its_data():
+    assert event("message_stop") == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    assert event("x", index=1) == b'event: x\ndata: {"type":"x","index":1}\n\n'
+
+
+def test_token_counts_of_engines_are_read():
+    """vLLM and llama.cpp return reasoning tokens in details, SGLang on the top level; invalid counts are 0."""
+    counts = {"prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
+
+    assert Usage(5, 7, 3, None) == read_usage(counts)
+    assert Usage(5, 7, 3, 2) == read_usage(counts | {"reasoning_tokens": 2, "completion_tokens_details": None})
+    assert Usage(5, 7, 3, 0) == read_usage(counts | {"completion_tokens_details": {"reasoning_tokens": 0}})
+    assert Usage(0, 0, 0, None) == read_usage({"prompt_tokens": True, "prompt_tokens_details": 7}) == read_usage(None)
+
+
+def test_reasoning_has_the_field_of_the_engine():
+    assert [
+        reasoning_of(message)
+        for message in ({"reasoning": "a", "reasoning_content": "a"}, {"reasoning_content": "b"}, {"reasoning": ""})
+    ] == ["a", "b", None]
 
 
 def call(arguments, call_id="c1", name="f"):

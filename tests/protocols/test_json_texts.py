@@ -1,5 +1,8 @@
-"""Lists that are parsed apart: the response has the tokens and the JSON of one that is parsed as a whole."""
+"""JSON as engines write it, the weight of texts, and lists that are parsed apart."""
 
+import math
+import tracemalloc
+from hashlib import blake2b
 from unittest.mock import patch
 
 import orjson
@@ -14,11 +17,152 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import StripRules
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.json_weight import WEIGHTS, most_weight
-from proxy.protocols.number_lists import KnownPrompt, prompt_of, read_lists
-from proxy.protocols.response import ClientView
+from proxy.protocols.json_texts import (
+    WEIGHTS,
+    KnownPrompt,
+    NotJson,
+    fresh_bytes,
+    most_weight,
+    prompt_of,
+    read_json,
+    read_lists,
+    read_long,
+    stream_weight,
+    write_loosely,
+)
+from proxy.protocols.response import ClientView, EventParser
 from proxy.trajectory.arrays import pack_ids, pack_logprobs
 from proxy.trajectory.step import Timing
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(VALUES)
+def test_written_json_reads_back_as_the_same_value(value):
+    assert read_json(orjson.dumps(value)) == read_json(write_loosely(value)) == (value, False)
+
+
+def test_nan_and_infinities_are_read_and_written_as_python_writes_them():
+    """They are not JSON, but engines in Python send them."""
+    value, loosely = read_json(b'{"a":NaN,"b":-Infinity}')
+
+    assert loosely
+    assert math.isnan(value["a"])
+    assert write_loosely(value) == b'{"a":NaN,"b":-Infinity}'
+
+
+@pytest.mark.parametrize("literal", [b"1e400", b"-1e400", b"9" * 5000, b"1.5E+999"])
+def test_a_number_beyond_a_double_is_written_unchanged(literal):
+    """`Infinity` would be invalid JSON; the value is read as a string, which no reader takes for a number."""
+    text = b'{"a":[' + literal + b',1.5,7],"b":"\xee\x80\x80overflow:x"}'
+    value, loosely = read_json(text)
+
+    assert (loosely, type(value["a"][0]), value["a"][1:]) == (True, str, [1.5, 7])
+    assert text == write_loosely(value)
+
+
+def test_a_lone_surrogate_becomes_a_question_mark():
+    """Without it, the value could not be written as UTF-8."""
+    assert read_json(b'{"a":"\\ud800"}') == ({"a": "?"}, True)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"<html>", b"\xff", b"[" * 100_000])
+def test_invalid_json_raises_not_json(text):
+    with pytest.raises(NotJson):
+        read_json(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["[],", "{},", '{"a":{}},', "1234567,", '"ab",', "1.5,", '{"1":{"logprob":-1.5,"rank":1,"decoded_token":"a"}},'],
+)
+def test_the_weight_of_a_text_is_about_the_memory_of_its_values_or_more(piece):
+    """Within 10 %."""
+    text = f"[{piece * 20_000}1]".encode()
+    tracemalloc.start()
+    try:
+        value = orjson.loads(text)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert value
+    assert size < 1.1 * most_weight(text)
+
+
+@pytest.mark.parametrize("piece", [b"\n\n", b":\n\n", b"\r\r", b"data: 1\n\n"])
+def test_the_weight_of_a_response_covers_very_short_events(piece):
+    text = piece * 10_000
+    tracemalloc.start()
+    try:
+        events = EventParser().feed(text)
+        held = [event.raw for event in events]
+        del events
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held
+    assert size < stream_weight(text)
+
+
+BODIES = st.text('a"{[,\\', max_size=60).map(str.encode)
+
+
+def digest_of(text):
+    """The digest of a request body."""
+    return blake2b(text, digest_size=16).hexdigest()
+
+
+@given(st.lists(BODIES, min_size=1, max_size=4), st.integers(1, 20))
+def test_a_text_has_the_same_digest_and_weight_after_any_other(texts, size):
+    """However it is cut into pieces."""
+    before = None
+    with patch("proxy.protocols.json_texts._PIECE_BYTES", size):
+        for text in (*texts, texts[0] + texts[-1]):
+            before = read_long(text, before)
+
+            assert (digest_of(text), most_weight(text)) == (before.digest, before.weight)
+            assert text.startswith(b"".join(piece.text for piece in before.pieces))
+
+
+@pytest.mark.parametrize(
+    ("text", "hashed"), [(b"aabbcc", 0), (b"aabbccd", 1), (b"aabbc", 1), (b"aabbxxd", 3), (b"xa", 2)]
+)
+def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
+    with patch("proxy.protocols.json_texts._PIECE_BYTES", 2):
+        before = read_long(b"aabbcc", None)
+        with patch("proxy.protocols.json_texts.most_weight", side_effect=most_weight) as counted:
+            read_long(text, before)
+
+    assert hashed == sum(len(call.args[0]) for call in counted.call_args_list)
+
+
+@pytest.mark.parametrize(
+    ("text", "fresh"), [(b"aabbccdd", 2), (b"aabbcc", 0), (b"aabbxxdd", 8), (b"aabb", 4), (b"aabbccddddd", 11)]
+)
+def test_a_text_is_fresh_after_the_text_before_if_that_is_its_beginning(text, fresh):
+    """A text of more than 10 bytes is fresh as a whole here."""
+    with (
+        patch("proxy.protocols.json_texts._PIECE_BYTES", 2),
+        patch("proxy.protocols.json_texts._LIGHT_BYTES", 10),
+    ):
+        assert fresh == fresh_bytes(text, read_long(b"aabbcc", None))
+
+
+def test_a_text_after_one_of_many_values_is_fresh_as_a_whole():
+    """Parsing it takes as long as parsing a longer text, even if its beginning is known."""
+    before = b"[" * 2**16
+
+    assert len(before) + 1 == fresh_bytes(before + b"[", read_long(before, None))
+
 
 PATH = "/v1/chat/completions"
 CASSETTES = [
@@ -157,7 +301,7 @@ def test_the_lists_of_a_usual_response_are_parsed_apart():
 def test_a_prompt_that_begins_with_the_known_one_has_its_ids(known, text, is_parsed):
     """Only the rest of it is parsed."""
     before = KnownPrompt(known.encode(), pack_ids(orjson.loads(f"[{known}]")))
-    with patch("proxy.protocols.number_lists.pack_numbers", side_effect=pack_ids) as parse:
+    with patch("proxy.protocols.json_texts.pack_numbers", side_effect=pack_ids) as parse:
         _, found = read_lists(b'{"prompt_token_ids":[%b]}' % text.encode(), before)
 
     assert orjson.loads(f"[{text}]") == found.ids.tolist()
@@ -171,7 +315,7 @@ def test_a_long_list_is_parsed_in_parts_as_the_whole(size, text):
     text = text.replace("[", "").replace("]", "").encode()
     body = b'{"prompt_token_ids":[%b]}' % text
     whole = read_lists(body, None)
-    with patch("proxy.protocols.number_lists._PARSED_BYTES", size):
+    with patch("proxy.protocols.json_texts._PARSED_BYTES", size):
         found = read_lists(body, None)
 
     assert repr(whole) == repr(found)
