@@ -12,17 +12,26 @@ Each module imports only modules above it; `redis/` and `embedded/` do not impor
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
 from storage.errors import StorageError
 from storage.options import Address, StoreOptions, are_buckets, parse_url
-from storage.redis.cluster import Cluster, Primaries, Sentinel
-from storage.redis.connections import Barrier, Connections, Refresh, Servers, connections_to, connections_to_socket
+from storage.redis.cluster import Cluster, Primaries, Sentinel, Servers
+from storage.redis.connections import Barrier, Connections, Refresh, checked
 from storage.redis.keys import CLUSTER_BUCKETS, DEFAULT_BUCKETS, Layout, creation_key
-from storage.redis.replies import checked
 from storage.redis.scripts import Command
 from storage.redis.server_info import barrier_for, check_supported, fetch_infos
 from storage.redis.store import Store
+
+# By default, redis-py reads its own version from disk for each connection, to send it to the server (8.1: 0.5 ms).
+_NO_CLIENT_INFO: Final[dict[str, None]] = (
+    {"driver_info": None}
+    if "driver_info" in signature(AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}  # redis-py before 7.2
+)
 
 if TYPE_CHECKING:
     from storage.embedded.server import EmbeddedServer
@@ -132,3 +141,41 @@ async def _buckets(servers: Servers, options: StoreOptions, barrier: Barrier) ->
             "`tokentape import` to a store with another prefix"
         )
     return found
+
+
+def connections_to(
+    host: str,
+    port: int,
+    address: Address,
+    options: StoreOptions,
+    refresh: Refresh | None = None,
+) -> Connections:
+    """Return a pool for a server on the network, with the credentials and TLS of the address and the options.
+
+    With `refresh` it is patient: another server may replace it.
+    """
+    kwargs = _common_kwargs(address, options) | {"host": host, "port": port}
+    kind: type[Connection] = Connection
+    if address.tls:
+        kind = SSLConnection
+        kwargs["ssl_ca_certs"] = options.ca_file and str(options.ca_file)
+    server_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Connections(lambda: kind(**kwargs), server_address, options, patient=refresh is not None, refresh=refresh)
+
+
+def connections_to_socket(path: str, address: Address, options: StoreOptions) -> Connections:
+    """Return a patient pool for a server on a Unix socket: its owner restarts it when it stops."""
+    kwargs = _common_kwargs(address, options) | {"path": path}
+    return Connections(lambda: UnixDomainSocketConnection(**kwargs), path, options, patient=True)
+
+
+def _common_kwargs(address: Address, options: StoreOptions) -> dict[str, Any]:
+    return {
+        "db": address.db,
+        "username": options.username or address.username,
+        "password": options.password or address.password,
+        **_NO_CLIENT_INFO,
+        "protocol": 2,  # RESP3 is not needed, and an ACL can forbid its HELLO
+        "socket_timeout": None,  # the timeout of `execute` applies; redis-py's creates a task for each write
+        "socket_connect_timeout": options.timeout_s,
+    }

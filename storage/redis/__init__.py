@@ -7,10 +7,9 @@
     changes        notifications about changes
     keys           all keys, with their types and lifetimes
     scripts        the Lua scripts (`lua/`)
-    cluster        the primaries of a cluster and their slots
-    connections    the connections to one server
-    replies        replies -> values, and errors of redis-py and servers -> errors of the store
+    cluster        the servers of a store, such as the primaries of a cluster and their slots
+    connections    the connections to one server; replies -> values, and errors of redis-py -> errors of the store
     server_info    INFO: version, warnings, and which of WAIT, WAITAOF and PING follows a write
 
-The path of a command: `store`, `cluster` (if there is one), `connections`; of its reply: `connections`, `store`, `replies`.
+The path of a command: `store`, `cluster` (if there is one), `connections`; of its reply: `connections`, `store`.
 """

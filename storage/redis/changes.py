@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from redis.exceptions import ResponseError
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.connections import Servers
+from storage.redis.cluster import Servers
 from storage.redis.keys import Layout
 from storage.types import Change
 

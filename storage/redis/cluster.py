@@ -1,4 +1,4 @@
-"""Stores whose keys another server can take over: a Redis cluster, and a primary that Sentinel monitors.
+"""The servers of a store; those whose keys another server can take over: a Redis cluster, and a primary under Sentinel.
 
 A call depends only on the server that has its key. Replicas are not used: they may not have data yet that was reported as
 stored.
@@ -19,8 +19,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, ResponseError, TryAgainError
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.connections import Connections, Refresh, Request
-from storage.redis.replies import Reply, checked, pairs, refused
+from storage.redis.connections import Connections, Refresh, Reply, Request, checked, pairs, refused
 from storage.redis.scripts import Command
 
 HostPort: TypeAlias = tuple[str, int]
@@ -41,7 +40,7 @@ _FIRST_PAUSE_S: Final = 0.005
 _LONGEST_PAUSE_S: Final = 0.25
 _FAILOVERS: Final = (b"+promoted-slave", b"+switch-master")  # by the sentinel that promotes, and later by all
 _IDLE_TIMEOUT_S: Final = 10.0
-_FOLLOW_AGAIN_S: Final = 1.0
+_LISTEN_AGAIN_S: Final = 1.0
 _UNSENT: Final = StoreUnreachable("the command was not sent")
 
 
@@ -103,7 +102,7 @@ class Primaries(ABC):
         shared: bool = False,
         confirmed: bool = False,
     ) -> list[list[Reply] | StorageError]:
-        """Send the commands of all requests, in one write to each primary; see `Servers.execute_all`.
+        """Send the commands of all requests, in one write to each primary; see `Connections.execute_all`.
 
         Requests that are redirected, or that have a new primary after theirs could not be reached, are sent again one by one.
         """
@@ -240,6 +239,22 @@ class Primaries(ABC):
         return owner
 
 
+Servers: TypeAlias = Connections | Primaries  # of a store
+
+
+async def listen(servers: Servers, channel: bytes, heard: asyncio.Event) -> None:
+    """Set an event for each message of a channel, and whenever a subscription begins, without end. Messages can be lost."""
+    while True:
+        with suppress(StorageError):
+            for server, own in await servers.divide([channel]):
+                async with server.subscribe(own, _IDLE_TIMEOUT_S) as messages:
+                    heard.set()
+                    async for message in messages:
+                        if message is not None:
+                            heard.set()
+        await asyncio.sleep(_LISTEN_AGAIN_S)
+
+
 class Cluster(Primaries):
     """The primaries of a Redis cluster, discovered from `seeds`."""
 
@@ -311,7 +326,7 @@ class Sentinel(Primaries):
                     async for message in messages:
                         if message is not None:
                             await self.refresh()
-            await asyncio.sleep(_FOLLOW_AGAIN_S)
+            await asyncio.sleep(_LISTEN_AGAIN_S)
 
     async def _discover(self) -> Slots:
         answers = await asyncio.gather(*map(self._ask, self._sentinels), return_exceptions=True)

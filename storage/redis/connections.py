@@ -1,4 +1,4 @@
-"""The connections to one server: one that short commands share, and a pool for the others.
+"""The connections to one server, one that short commands share, and a pool for the others; and its replies, decoded.
 
 redis-py opens connections (TLS, AUTH, SELECT) and parses replies. Its clients are not used: they take at least three times the
 CPU time of these connections for each call (docs/decisions/143), fail instead of waiting when all connections are in use, and
@@ -7,41 +7,43 @@ cannot send a WAIT on the connection of its write in a cluster.
 A write can be confirmed by a PING. Valkey and Redis write the append-only file before they send replies, but they send the
 replies even if that write failed, and refuse only later writes and PING (MISCONF; Valkey 9.1, processCommand in server.c). So a
 PING that is sent on the same connection after the reply, and answered with PONG, shows that the write is in the file.
+
+Code outside `storage.redis` gets no exception of redis-py: errors become errors of the store, and flat replies values of
+`storage.types`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
-from inspect import signature
 from itertools import chain, islice, repeat
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hiredis import Reader, pack_command
 from msgspec import Struct
-from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError, InvalidResponse, ReadOnlyError, RedisError, ResponseError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.options import Address, StoreOptions
-from storage.redis.replies import Reply, checked, translated
+from storage.options import StoreOptions
 from storage.redis.scripts import Command
+from storage.types import Announcement, StoredEntity
 
-# By default, redis-py reads its own version from disk for each connection, to send it to the server (8.1: 0.5 ms).
-_NO_CLIENT_INFO: Final[dict[str, None]] = (
-    {"driver_info": None}
-    if "driver_info" in signature(AbstractConnection.__init__).parameters
-    else {"lib_name": None, "lib_version": None}  # redis-py before 7.2
-)
 _RETRY_INTERVAL_S: Final = 0.02
 _SILENCE_S: Final = 1.0  # after which a server is suspected
 _PROBE_TIMEOUT_S: Final = 1.0
 _PROBE_INTERVALS_S: Final = (0.05, 0.1, 0.25)  # the last one repeats
-_IDLE_TIMEOUT_S: Final = 10.0
-_LISTEN_AGAIN_S: Final = 1.0
 MANY_ARGUMENTS: Final = 2**13  # packing this many takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
 _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment] # the stub requires a 1-tuple
@@ -50,6 +52,7 @@ _CHECKS: Final = 20  # checks for progress within the timeout
 _CHECKS_OF_SUSPECTS: Final = 2  # after which a server is suspected
 _INCOMPLETE: Final = object()  # instead of a reply
 
+Reply: TypeAlias = Any  # bytes, int, None, a list of these, or a ResponseError
 _Caller: TypeAlias = tuple["asyncio.Future[list[Reply]]", list[Reply]]  # who waits, and the replies that it has already
 _Callers: TypeAlias = Sequence[_Caller]
 Refresh: TypeAlias = Callable[[], Awaitable[None]]
@@ -82,59 +85,6 @@ class Barrier:
                     f"the write reached {count} of {self.required} {unit}{setting} before the timeout; retry: it may be stored "
                     "already, and is not stored twice"
                 )
-
-
-class Servers(Protocol):
-    """The servers of a store, each with a part of the keys."""
-
-    async def execute(
-        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
-    ) -> list[Reply]:
-        """Send commands to the server that has `key`; see `Connections.execute`."""
-        ...
-
-    async def execute_all(
-        self,
-        requests: Sequence[Request],
-        after: Sequence[Command] = (),
-        *,
-        shared: bool = False,
-        confirmed: bool = False,
-    ) -> "list[list[Reply] | StorageError]":
-        """Send the commands of all requests, in one write to each server; return the replies of each request, or its error.
-
-        `after` follows the last command of each server; its replies are added to those of each request of that server.
-        """
-        ...
-
-    async def divide(self, keys: Sequence[bytes]) -> "list[tuple[Connections, list[bytes]]]":
-        """Return the servers that have these keys, each with its keys; keys without a server are absent."""
-        ...
-
-    def server_of(self, key: bytes) -> "Connections | None":
-        """Return the server that has `key`, as far as is known without a request."""
-        ...
-
-    async def all(self) -> "list[Connections]":
-        """Return all servers that accept writes."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
-
-
-async def listen(servers: Servers, channel: bytes, heard: asyncio.Event) -> None:
-    """Set an event for each message of a channel, and whenever a subscription begins, without end. Messages can be lost."""
-    while True:
-        with suppress(StorageError):
-            for server, own in await servers.divide([channel]):
-                async with server.subscribe(own, _IDLE_TIMEOUT_S) as messages:
-                    heard.set()
-                    async for message in messages:
-                        if message is not None:
-                            heard.set()
-        await asyncio.sleep(_LISTEN_AGAIN_S)
 
 
 class Connections:
@@ -270,7 +220,10 @@ class Connections:
         shared: bool = False,
         confirmed: bool = False,
     ) -> "list[list[Reply] | StorageError]":
-        """Send the commands of all requests in one write; see `Servers.execute_all`."""
+        """Send the commands of all requests in one write; return the replies of each request, or its error.
+
+        `after` follows the last command; its replies are added to those of each request.
+        """
         if not requests:
             return []
         commands = [command for _, own in requests for command in own]
@@ -595,39 +548,147 @@ async def _read_reply(connection: AbstractConnection) -> Reply:
         return error
 
 
-def connections_to(
-    host: str,
-    port: int,
-    address: Address,
-    options: StoreOptions,
-    refresh: Refresh | None = None,
-) -> Connections:
-    """Return a pool for a server on the network, with the credentials and TLS of the address and the options.
+_LARGEST: Final = 2**63 - 1  # of HINCRBY
+_LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999: later times are no dates
+_TIME_DIGITS: Final = 15  # of the latest one
+_DIGITS: Final = 18
+_SHOWN: Final = 40  # bytes of a damaged value
 
-    With `refresh` it is patient: another server may replace it.
-    """
-    kwargs = _common_kwargs(address, options) | {"host": host, "port": port}
-    kind: type[Connection] = Connection
-    if address.tls:
-        kind = SSLConnection
-        kwargs["ssl_ca_certs"] = options.ca_file and str(options.ca_file)
-    server_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return Connections(lambda: kind(**kwargs), server_address, options, patient=refresh is not None, refresh=refresh)
-
-
-def connections_to_socket(path: str, address: Address, options: StoreOptions) -> Connections:
-    """Return a patient pool for a server on a Unix socket: its owner restarts it when it stops."""
-    kwargs = _common_kwargs(address, options) | {"path": path}
-    return Connections(lambda: UnixDomainSocketConnection(**kwargs), path, options, patient=True)
-
-
-def _common_kwargs(address: Address, options: StoreOptions) -> dict[str, Any]:
-    return {
-        "db": address.db,
-        "username": options.username or address.username,
-        "password": options.password or address.password,
-        **_NO_CLIENT_INFO,
-        "protocol": 2,  # RESP3 is not needed, and an ACL can forbid its HELLO
-        "socket_timeout": None,  # the timeout of `execute` applies; redis-py's creates a task for each write
-        "socket_connect_timeout": options.timeout_s,
+# Prefixes of error replies after which a retry can succeed. redis-py removes some prefixes and uses an exception class instead.
+_RETRYABLE_PREFIXES: Final = frozenset(
+    {
+        "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN", "UNBLOCKED",
     }
+)  # fmt: skip
+_PREFIX_BY_CLASS: Final = {
+    "BusyLoadingError": "LOADING",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+_FIXES: Final = {
+    "MISCONF": "make room on its disk; its log names the failure",
+    "OOM": "raise maxmemory, or delete or archive rollouts",
+    "READONLY": "use the address of the primary, or promote this server",
+}
+
+
+def translated(error: BaseException, address: str, timeout_s: float) -> StorageError:
+    """Return the `StorageError` for an error of redis-py or of the connection to the server at `address`."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return StorageError(f"the store at {address} refused authentication: {error}; check username and password")
+    if isinstance(error, RedisTimeoutError | TimeoutError):
+        return StoreUnreachable(f"the store at {address} did not respond within {timeout_s:g} s", address)
+    if isinstance(error, RedisConnectionError | OSError):
+        return StoreUnreachable(f"the store at {address} cannot be reached: {error}", address)
+    return StorageError(f"the server at {address} does not use the Redis protocol: {error}")
+
+
+def checked(reply: Any) -> Any:
+    """Return the reply. Raises a `StorageError` with the message of the server if it is an error reply."""
+    if isinstance(reply, ResponseError):
+        raise refused(reply) from reply
+    return reply
+
+
+def refused(reply: ResponseError) -> StorageError:
+    """Return the `StorageError` for an error reply."""
+    prefix = _PREFIX_BY_CLASS.get(type(reply).__name__)
+    message = f"{prefix} {reply}" if prefix else str(reply)
+    kind = message.partition(" ")[0]
+    if kind in _RETRYABLE_PREFIXES:
+        fix = f" ({_FIXES[kind]})" if kind in _FIXES else ""
+        return StoreUnreachable(f"the store is not available: {message}{fix}")
+    if isinstance(reply, NoPermissionError):
+        return StorageError(f"the user of the store does not have a permission that TokenTape requires: {message}")
+    return StorageError(f"the store returned an error: {message}")
+
+
+def decode_entity(
+    name: str,
+    reply: Reply,
+    *,
+    new_incarnation: str | None = None,
+    announcements: Reply = (),
+    has_reservation: int | None = None,
+) -> StoredEntity:
+    """Decode a reply of HGETALL. The entity is `created` if its incarnation is `new_incarnation`.
+
+    Invalid bytes are listed as damage and raise nothing: a reader of many entities needs the valid ones.
+    """
+    own: dict[bytes, bytes] = {}
+    fields: dict[str, bytes] = {}
+    counts: dict[str, int] = {}
+    damaged: list[str] = []
+    for key, value in zip(reply[::2], reply[1::2], strict=True):
+        kind = key[:2]
+        if kind == b"f:":
+            fields[key[2:].decode(errors="backslashreplace")] = value
+        elif kind == b"n:":
+            count = key[2:].decode(errors="backslashreplace")
+            is_count = len(value) <= _DIGITS and value.isdigit()
+            counts[count] = int(value) if is_count else _number(f"count {count!r}", value, damaged)
+        else:
+            own[key] = value
+    incarnation = own.get(b"birth", b"").decode(errors="backslashreplace")
+    if not incarnation:
+        damaged.append("its incarnation is missing")
+    created, touched = own.get(b"created_ms", b""), own.get(b"touched_ms", b"")
+    are_times = len(created) < _TIME_DIGITS > len(touched) and created.isdigit() and touched.isdigit()
+    return StoredEntity(
+        name,
+        incarnation,
+        created_ms=int(created) if are_times else _number("created_ms", created, damaged, _LATEST_MS),
+        touched_ms=int(touched) if are_times else _number("touched_ms", touched, damaged, _LATEST_MS),
+        fields=fields,
+        counts=counts,
+        created=incarnation == new_incarnation,
+        announcements=decode_announcements(announcements) if announcements else {},
+        has_reservation=None if has_reservation is None else bool(has_reservation),
+        damage="; ".join(damaged) or None,
+    )
+
+
+def _number(name: str, value: bytes, damaged: list[str], largest: int = _LARGEST) -> int:
+    """Return a stored number; 0 for anything else, which is added to `damaged`."""
+    try:
+        number = int(value)
+    except ValueError:
+        number = -1
+    if 0 <= number <= largest:
+        return number
+    damaged.append(f"{name} is {value[:_SHOWN]!r}")
+    return 0
+
+
+def readable(name: bytes) -> str:
+    """Return a name as text; bytes that are no text are escaped."""
+    return name.decode(errors="backslashreplace")
+
+
+def decode_announcements(reply: Reply) -> dict[str, Announcement]:
+    """Decode a hash of announcements, which has a value and a number (`number:NAME`) for each name.
+
+    An announcement with an unreadable number counts as absent, so that all others apply.
+    """
+    values = dict(pairs(reply))
+    found = {}
+    for name, value in values.items():
+        number = values.get(b"number:" + name, b"")
+        if number.isdigit() and len(number) <= _DIGITS:
+            found[readable(name)] = Announcement(value, int(number))
+    return found
+
+
+def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """Iterate over the pairs of a flat reply: name, value, name, value, …."""
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def encode_optional(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
+    """Encode fields as arguments of a script: `f:NAME`, then `=VALUE`, or an empty argument for None."""
+    for name, value in fields.items():
+        yield f"f:{name}"
+        yield b"" if value is None else b"=" + value

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from storage.redis import scripts
-from storage.redis.connections import Servers
+from storage.redis.cluster import Servers
+from storage.redis.connections import checked, pairs
 from storage.redis.keys import AGE_DIGITS, Bucket, Layout, decoded_name
-from storage.redis.replies import checked, pairs
 from storage.redis.scripts import RunScripts, Script, whole
 from storage.types import Page
 

@@ -13,9 +13,16 @@ from typing import Any, Final
 
 from storage.errors import FieldsChanged, StorageError
 from storage.redis import scripts
-from storage.redis.connections import Servers, listen
+from storage.redis.cluster import Servers, listen
+from storage.redis.connections import (
+    Reply,
+    decode_announcements,
+    decode_entity,
+    encode_optional,
+    pairs,
+    readable,
+)
 from storage.redis.keys import Bucket, Layout, decoded_name
-from storage.redis.replies import Reply, decode_announcements, decode_entity, encode_optional, pairs, readable
 from storage.redis.scripts import RunEach, RunScript, whole
 from storage.types import (
     DEFAULT_QUEUE,

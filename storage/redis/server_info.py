@@ -7,8 +7,7 @@ from typing import Final
 
 from storage.errors import StorageError, StoreUnreachable
 from storage.options import StoreOptions
-from storage.redis.connections import Barrier, Connections
-from storage.redis.replies import checked, pairs
+from storage.redis.connections import Barrier, Connections, checked, pairs
 from storage.types import ServerWarning
 
 _MIN_VERSION: Final = (7, 0)

@@ -24,12 +24,12 @@ from storage.errors import (
 from storage.options import StoreOptions
 from storage.redis import scripts
 from storage.redis.changes import Changes
-from storage.redis.connections import MANY_ARGUMENTS, Barrier, Request, Servers, listen
-from storage.redis.keys import Layout, RolloutKeys
-from storage.redis.listing import Listing
-from storage.redis.queue import Queue
-from storage.redis.replies import (
+from storage.redis.cluster import Servers, listen
+from storage.redis.connections import (
+    MANY_ARGUMENTS,
+    Barrier,
     Reply,
+    Request,
     checked,
     decode_announcements,
     decode_entity,
@@ -38,6 +38,9 @@ from storage.redis.replies import (
     readable,
     refused,
 )
+from storage.redis.keys import Layout, RolloutKeys
+from storage.redis.listing import Listing
+from storage.redis.queue import Queue
 from storage.redis.scripts import Call, Command, RunScript, RunScripts, Script, whole
 from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
 from storage.redis.timers import Timers

@@ -30,9 +30,9 @@ from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings, load
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
+from storage import connections_to
 from storage.embedded.server import bundled_server
 from storage.options import StoreOptions, parse_url
-from storage.redis.connections import connections_to
 
 JOURNALING = {"url": "redis://127.0.0.1:9", "on_failure": "spool"}
 

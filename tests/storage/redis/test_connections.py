@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import StoreOptions
+from storage import StoreOptions, connections_to
 from storage.errors import StorageError, StoreUnreachable
 from storage.options import Address
-from storage.redis.connections import connections_to
 
 POOLED_AND_SHARED = pytest.mark.parametrize("shared", [False, True], ids=["pooled", "shared"])
 

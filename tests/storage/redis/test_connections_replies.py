@@ -5,7 +5,7 @@ import redis.exceptions as redis_py
 from redis.asyncio.connection import DefaultParser
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.replies import checked, decode_entity, encode_optional, pairs, translated
+from storage.redis.connections import checked, decode_entity, encode_optional, pairs, translated
 
 RETRYABLE = (
     "OOM command not allowed when used memory > 'maxmemory'.",
