@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 15.0  # between two looks at whether a rollout that is played has ended
 OUTAGE_S: Final = 120.0  # of the proxy, in which the finish of a rollout that was played is repeated
 ENDED: Final = frozenset(get_args(FinishStatus))
+SURPLUS: Final = "surplus"  # the reason of rollouts that their over-sampled group does not need
 MAX_JOIN_S: Final = 5.0  # an extension in flight may end later; nothing reads its result
 
 P = ParamSpec("P")
@@ -79,9 +80,9 @@ class AsyncClient(ControlApi):
     async def play_rollout(self, rollout: Mapping[str, Any], agent: Agent) -> str | None:
         """Run an agent in an opened rollout, and finish the rollout with the reward that `agent(rollout)` returns.
 
-        An agent that raises is logged, and its rollout is finished as `aborted`. If the rollout ends before the agent, by
-        `idle_s`, `deadline_s` or as surplus, the agent is cancelled at most 15 s later. In both cases the agent runs again in
-        the rollout that replaces this one, if the group has `replace`.
+        An agent that raises is logged, unless its rollout is surplus, and its rollout is finished as `aborted`. If the rollout
+        ends before the agent, by `idle_s`, `deadline_s` or as surplus, the agent is cancelled at most 15 s later. In both
+        cases the agent runs again in the rollout that replaces this one, if the group has `replace`.
 
         Returns the ID of the rollout that is completed, or None.
         """
@@ -91,13 +92,17 @@ class AsyncClient(ControlApi):
             try:
                 reward = await self._until_ended(rollout_id, agent(playing))
                 await self._complete(rollout_id, None if reward is None else float(reward))
-            except Exception:  # noqa: BLE001 - of this agent: the others continue
-                LOG.exception("the agent of rollout %r failed", rollout_id)
+            except Exception as error:  # noqa: BLE001 - of this agent: the others continue
+                failure = error
             else:
                 return cast("str", rollout_id)
             finished: Mapping[str, Any] = {}
             with suppress(ClientError):  # it has another status, or the proxy is unreachable and the limits finish it
                 finished = await self.finish_rollout(rollout_id, "aborted")
+            if finished.get("reason") == SURPLUS:  # ended while the agent ran: no failure
+                LOG.info("rollout %r is surplus: its group was complete before its agent ended", rollout_id)
+                return None
+            LOG.error("the agent of rollout %r failed", rollout_id, exc_info=failure)
             playing = finished.get("replaced_by")
         return None
 

@@ -13,7 +13,7 @@ from tests.support.fakes import proxying
 from proxy.cli.control import Control
 from tokentape import AsyncClient, Client, ClientError
 from tokentape.clients import AsyncTransport, ThreadHeartbeat, run
-from tokentape.transport import TaskHeartbeat
+from tokentape.transport import LOG, TaskHeartbeat
 
 ROLLOUT = {"rollout_id": "r1"}
 
@@ -370,6 +370,24 @@ async def test_an_agent_that_hangs_is_cancelled_once_its_rollout_has_ended(url, 
         assert None is await client.play_rollout(await client.open_rollout("r1", start_s=0.1), agent)
         assert (await client.rollout("r1"))["status"] == "aborted"
     assert cancelled == ["r1"]
+
+
+async def test_an_agent_of_a_surplus_rollout_has_not_failed(url, caplog):
+    """Its group is complete before it ends, so the proxy refuses its reward: no error is logged."""
+    complete, numbers = asyncio.Event(), iter(range(2))
+    async with AsyncClient(url) as client:
+
+        async def agent(rollout):
+            if next(numbers) == 0:
+                await client.finish_rollout(rollout["rollout_id"], reward=1.0)
+                complete.set()
+            await complete.wait()
+            return 1.0
+
+        group = await client.group(await client.play_group(1, agent, over_sample=1, replace=True))
+
+    assert group["status"] == "complete"
+    assert [record for record in caplog.records if record.name == LOG.name and record.levelname == "ERROR"] == []
 
 
 async def test_an_agent_that_always_fails_ends_with_its_group(url, monkeypatch):
