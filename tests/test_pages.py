@@ -74,7 +74,7 @@ def test_every_block_of_a_page_is_run_or_checked(page, served, tmp_path):
 def test_the_readme_prints_a_reply_and_its_sequences(served, tmp_path):
     """The client prints a reply, and the export has a row for it, with arrays of equal lengths."""
     reader = Reader(*served, folder=tmp_path)
-    _made, client, export = [block for block in blocks_of(PAGES["README.md"]) if block.language != "text"][:3]
+    _run, _install, client, export = [block for block in blocks_of(PAGES["README.md"]) if block.language != "text"][:4]
 
     assert follow(client, reader).strip()
     rows = orjson.loads(follow(export, reader))["rows"]
