@@ -18,8 +18,7 @@ from proxy.api.body import faults_of, read_body, read_bytes
 from proxy.api.context import CONTEXT, Context
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadRequest, UnprocessableRequest
-from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
-from proxy.rollouts.stored_fields import LARGEST, check_numbers
+from proxy.rollouts.rollout import LARGEST, Rollout, check_numbers, no_rollout, read_rollout
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.errors import FieldsChanged
 from storage.types import Page

@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import orjson
 
-from proxy.continuation.matching import Match
-from proxy.continuation.turns import Turn, own_rendering
+from proxy.continuation.turns import Match, Turn, own_rendering
 from proxy.continuation.types import (
     Continuation,
     Detokenize,
@@ -24,6 +23,7 @@ from proxy.continuation.types import (
     Mode,
     Reason,
     Render,
+    Tokenize,
     digest_of,
     rendering_of,
 )
@@ -490,3 +490,21 @@ def _text(ids: Sequence[int]) -> Lookups[str]:
     if not isinstance(result, str):
         raise LookupFailed("the engine cannot detokenize")
     return result
+
+
+def continue_text(turn: Turn, prompt: str) -> Lookups[Continuation]:
+    """Return the prompt ids of a text prompt that continues a turn, or the reason for sending it unchanged.
+
+    The text of the sampled ids, which includes stop tokens, must follow the text of the earlier prompt; the rest is tokenized.
+    """
+    text: Any = yield Detokenize(turn.ids)
+    if not isinstance(text, str):
+        raise LookupFailed("the engine cannot detokenize")
+    if not text or not prompt.startswith(text, turn.text_start):
+        return Continuation(None, "close")
+    rest = prompt[turn.text_start + len(text) :]
+    tokenized: Any = (yield Tokenize(rest)) if rest else []
+    if tokenized is None or isinstance(tokenized, str):
+        raise LookupFailed("the engine cannot tokenize")
+    recorded = turn.prompt_ids + turn.ids
+    return Continuation(recorded + array("i", tokenized), kept=len(recorded), bridge=len(tokenized))

@@ -16,7 +16,7 @@ import orjson
 from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
 from proxy.rollouts.policy import Announced, InFlight, Policy
-from proxy.rollouts.stored_fields import announced_value, of_policy
+from proxy.rollouts.rollout import announced_value, of_policy
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.lora import load_adapter, unload_adapter

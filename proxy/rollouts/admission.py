@@ -17,13 +17,14 @@ from proxy.clock import Clock
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.group import join
-from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.policy import Policies, Policy
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.renewals import Activity
 from proxy.rollouts.rollout import (
     DEADLINE,
     FINISHED,
+    LiveRollout,
+    LiveRollouts,
     Rollout,
     checked_id,
     is_past_deadline,

@@ -25,11 +25,9 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.errors import ProxyError
-from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.recorder import FINISHED_FIELD
-from proxy.rollouts.rollout import DRIFT_FIELD, CountedDrift, Rollout, read_rollout
+from proxy.rollouts.rollout import DRIFT_FIELD, CountedDrift, LiveRollout, Rollout, read_rollout, value_or
 from proxy.rollouts.steps import read_steps
-from proxy.rollouts.stored_fields import value_or
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find_boundaries

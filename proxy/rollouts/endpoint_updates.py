@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 
-from proxy.rollouts.stored_fields import announced_value, of_policy
+from proxy.rollouts.rollout import announced_value, of_policy
 from storage.redis.store import Announcements
 from storage.types import Announcement
 

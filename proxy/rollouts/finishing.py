@@ -51,12 +51,12 @@ from proxy.rollouts.rollout import (
     Rollout,
     first_due_ms,
     is_past_deadline,
+    left_out,
     no_rollout,
     read_rollout,
     write_fields,
 )
 from proxy.rollouts.steps import aside, read_steps
-from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.facts import number_of

@@ -21,24 +21,22 @@ from proxy.errors import Conflict, Damaged
 from proxy.rollouts.rollout import (
     SURPLUS,
     ClaimId,
-    Rollout,
-    read_claims,
-    read_rollout,
-    read_rollouts,
-    write_claims,
-    write_fields,
-)
-from proxy.rollouts.stored_fields import (
     Count,
     Milliseconds,
+    Rollout,
     damage_of,
     left_out,
     marked,
     of_policy,
     parsed,
+    read_claims,
     read_fields,
+    read_rollout,
+    read_rollouts,
     split_policy,
     value_or,
+    write_claims,
+    write_fields,
 )
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY

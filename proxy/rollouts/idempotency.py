@@ -24,8 +24,7 @@ from proxy.protocols.dialects.base import EVENT_STREAM, GENERATES, CallIdentity,
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.plan import client_response_bytes, translator_of
 from proxy.protocols.whole_response import replay_events
-from proxy.rollouts.rollout import Rollout
-from proxy.rollouts.stored_fields import value_or
+from proxy.rollouts.rollout import Rollout, value_or
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode

@@ -28,7 +28,7 @@ from proxy.rollouts.mismatch import (
     tokens_of,
     verdicts_of,
 )
-from proxy.rollouts.stored_fields import damage_of, left_out
+from proxy.rollouts.rollout import damage_of, left_out
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import in_thread
 from storage.errors import FieldsChanged

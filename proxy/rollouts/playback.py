@@ -18,8 +18,16 @@ from proxy.errors import NotFound, UnprocessableRequest
 from proxy.protocols.engines.base import TEMPLATE_FIELDS
 from proxy.protocols.json_texts import prompt_of
 from proxy.protocols.plan import Plan, with_continuation
-from proxy.rollouts.live import LiveRollout, LoadedTape, Played
-from proxy.rollouts.rollout import Playback, Rollout, no_rollout, read_marks, read_rollout
+from proxy.rollouts.rollout import (
+    LiveRollout,
+    LoadedTape,
+    Playback,
+    Played,
+    Rollout,
+    no_rollout,
+    read_marks,
+    read_rollout,
+)
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.codec import decode
 from proxy.trajectory.conversations import replies_of

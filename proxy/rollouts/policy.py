@@ -19,7 +19,7 @@ from proxy.rollouts.endpoint_updates import (
     read_endpoints,
     released,
 )
-from proxy.rollouts.stored_fields import announced_value, of_policy
+from proxy.rollouts.rollout import announced_value, of_policy
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY

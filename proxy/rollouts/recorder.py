@@ -22,7 +22,6 @@ from msgspec import structs
 
 from proxy.clock import Clock
 from proxy.errors import Damaged, ProxyError, StoreUnavailable
-from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.outages import Journal, StoreHealth
 from proxy.rollouts.policy import unknown_staleness
 from proxy.rollouts.rollout import (
@@ -32,6 +31,8 @@ from proxy.rollouts.rollout import (
     POLICY_FIELD,
     TASK_FIELD,
     UNDELIVERED_MARK,
+    LiveRollout,
+    LiveRollouts,
     no_rollout,
     read_rollout,
 )

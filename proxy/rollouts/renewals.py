@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 from proxy.clock import Clock
-from proxy.rollouts.live import LiveRollouts
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.rollout import LiveRollouts, Rollout
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundWork

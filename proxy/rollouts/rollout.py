@@ -1,31 +1,45 @@
-"""Rollouts: their values, when they are due, and how the store's fields and marks represent them."""
+"""Rollouts: their values, when they are due, how the store represents them, and what this process remembers of them.
 
+Every reader of stored fields of rollouts, groups and batches uses this module. Bytes that do not decode raise one error,
+`Damaged`: readers of one entity respond with it, readers of many omit the entity and name it (docs/decisions/026).
+"""
+
+import asyncio
 import math
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypedDict
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
 
+import msgspec
 import orjson
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
+from proxy.continuation.turns import Turns
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, Damaged, NotFound
+from proxy.protocols.json_texts import KnownPrompt, LongText
 from proxy.protocols.sampling import NO_RULES, Sampling
-from proxy.rollouts.stored_fields import (
-    Count,
-    Milliseconds,
-    Number,
-    Seconds,
-    check_numbers,
-    damage_of,
-    left_out,
-    marked,
-    read_fields,
-)
+from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.step import DEFAULT_POLICY
-from storage.types import LATE_MARK, Origin, StoredEntity
+from proxy.trajectory.blocks import KnownBlocks
+from proxy.trajectory.endings import Endings
+from proxy.trajectory.step import DEFAULT_POLICY, Step
+from proxy.trajectory.tape import Tape
+from storage.types import LATE_MARK, Announcement, Origin, StoredEntity
+
+T = TypeVar("T")
+
+LARGEST: Final = 3.4028234663852886e38  # of float32, in which trainers have rewards and advantages
+
+Number = int | Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Seconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]  # until the end of the year 9999
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 UNDELIVERED_MARK: Final = "undelivered:"
 DELIVERED_MARK: Final = "delivered:"  # a retry of its client got the stored response
@@ -46,6 +60,132 @@ _NEVER_MS: Final = 2**52  # later than any time of a rollout, and exact as the s
 _DEADLINES: Final = ("deadline_s", "idle_s", "start_s")
 _DISPATCH: Final = ("server", "protocol", "asked", "state")
 _UNPRINTABLE: Final = ("Cc", "Cs")  # control characters; surrogates, which UTF-8 cannot encode
+_BRACKETS: Final = 200  # JSON with fewer has fewer levels than orjson writes
+_ERRORS: Final = (ValueError, TypeError, RecursionError)  # msgspec's errors are a ValueError
+_LOG_INTERVAL_S: Final = 60
+_BYTES_PER_ROLLOUT: Final = 3000  # an estimate: the objects of a rollout without its own fields
+_BYTES_PER_TURNS: Final = 2000  # an estimate: the objects of a rollout without turns
+_BYTES_PER_BLOCK: Final = 120  # of its name in a set
+_WEIGHT_OF_FIELDS: Final = 4  # an estimate: bytes of memory for each byte of a stored field and its value
+
+
+def parsed(text: bytes) -> Any:
+    """Return the value of JSON that can be written as JSON again. Raises one of the errors of `damage_of`."""
+    value = orjson.loads(text)
+    if text.count(b"[") + text.count(b"{") > _BRACKETS:
+        orjson.dumps(value)
+    return value
+
+
+def read_fields(stored: StoredEntity, kind: type[T], entity: str, **known: Any) -> T:
+    """Return a `kind`, a struct, of the stored fields that it declares and the `known` values. Raises Damaged.
+
+    A field that is null in the store has its default.
+    """
+    declared = _declared(kind)  # type: ignore[arg-type]  # classes are hashable
+    try:
+        if stored.damage is not None:
+            raise ValueError(stored.damage)
+        stored.name.encode()  # JSON has no lone surrogates
+        for name, text in stored.fields.items():
+            if name in declared and name not in known:
+                try:
+                    value = orjson.loads(text)
+                    if text.count(b"[") + text.count(b"{") > _BRACKETS:
+                        orjson.dumps(value)  # as `parsed`
+                except _ERRORS as error:
+                    raise ValueError(f"field {name!r} is no JSON that can be read: {error}") from None
+                if value is not None:
+                    known[name] = value
+        return msgspec.convert(known, kind)
+    except _ERRORS as error:  # as `damage_of`, which takes longer to enter; each call reads its rollout
+        raise _damaged(entity, stored.name, error) from None
+
+
+def marked(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
+    """Return the IDs that have a mark of this kind, which is its prefix."""
+    return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))
+
+
+@contextmanager
+def damage_of(entity: str, name: str) -> Iterator[None]:
+    """Raise Damaged for this entity if its stored bytes are not the declared values."""
+    try:
+        yield
+    except _ERRORS as error:
+        raise _damaged(entity, name, error) from None
+
+
+def _damaged(entity: str, name: str, error: Exception) -> Damaged:
+    shown = name.encode(errors="backslashreplace").decode()
+    why = str(error).replace("`$.", "`")
+    message = f"The stored {entity} {shown!r} is unreadable: {why}. Delete it, or correct it in the store."
+    return Damaged(message, entity=entity, name=shown)
+
+
+def value_or(otherwise: T, text: bytes, kind: Any, entity: str | None = None, name: str = "") -> Any | T:
+    """Return a value of JSON; `otherwise` if it is unreadable, which is logged for this `entity`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except _ERRORS as error:
+        if entity is not None:
+            _log_damage(_damaged(entity, name, error))
+        return otherwise
+
+
+def announced_value(announcement: Announcement, kind: Any, name: str, otherwise: T) -> Any | T:
+    """Return an announced value; `otherwise`, and a log line, if it is unreadable: calls continue without it."""
+    return value_or(otherwise, announcement.value, kind, "announcement", name)
+
+
+def of_policy(name: str, policy: str) -> str:
+    """Return the name that a field, an announcement or a process has for one policy: the name alone for the default one."""
+    return name if policy == DEFAULT_POLICY else f"{name}:{policy}"
+
+
+def split_policy(name: str) -> tuple[str, str]:
+    """Return the parts of a name that `of_policy` returned."""
+    kind, _, policy = name.partition(":")
+    return kind, policy or DEFAULT_POLICY
+
+
+def check_numbers(value: Any) -> Any:
+    """Return a value of any depth in which every number is within the range of float32. Raises ValueError."""
+    pending: list[Any] = [value]
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, Mapping):
+            pending.extend(inner.values())
+        elif isinstance(inner, list):
+            pending.extend(inner)
+        elif isinstance(inner, int | float) and not -LARGEST <= inner <= LARGEST:
+            raise ValueError(f"every number must be finite and within the range of float32 (±{LARGEST:.8g})")
+    return value
+
+
+def left_out(damaged: Iterable[Damaged], metrics: Metrics) -> list[dict[str, str]]:
+    """Log and count what a reader of many omits; return the entries that name it in the response."""
+    entries = []
+    for damage in damaged:
+        metrics.unreadable.labels(damage.entity).inc()
+        _log_damage(damage)
+        entries.append({"group_id" if damage.entity == "group" else "rollout_id": damage.name, "why": damage.message})
+    return entries
+
+
+def _log_damage(damage: Damaged) -> None:
+    """Log what cannot be read, once a minute: a page may read it every second."""
+    _log(damage.entity, damage.name, damage.message, time.monotonic() // _LOG_INTERVAL_S)
+
+
+@lru_cache(maxsize=1024)
+def _log(entity: str, name: str, message: str, _minute: float) -> None:
+    LOG.error("Omitted by a reader: %s", message, extra={"fields": {"entity": entity, "name": name}})
+
+
+@lru_cache
+def _declared(kind: Any) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +277,7 @@ class Rollout(Struct, frozen=True):
     step_rewards: Mapping[str, Number | list[Number]] = {}  # by step ID: one for the step, or for each sampled token
     thread_rewards: Mapping[str, Number] = {}
     advantages: Number | list[Any] | dict[str, Any] | None = None
-    relying: str | tuple[ClaimId, ...] = field(default=(), name="claimed_by")  # see `claims`
+    relying: str | tuple[ClaimId, ...] = msgspec.field(default=(), name="claimed_by")  # see `claims`
     metadata: Mapping[str, Any] = {}
     sampling: Sampling = NO_RULES
     tools: tuple[dict[str, Any], ...] = ()
@@ -365,3 +505,140 @@ def checked_id(name: str, *, what: str = "rollout id") -> str:
 def no_rollout(name: str) -> NotFound:
     """Return the error for a rollout that does not exist."""
     return NotFound(f"Rollout {name!r} not found.", param="rollout_id")
+
+
+@dataclass(slots=True, eq=False)
+class KnownTurns:
+    """The turns of a rollout; the lock is held while they are changed or searched.
+
+    `pending`: steps to add, with their indexes: mostly the newest one, and `pending_bytes` their memory. `count`: the number of
+    steps that were added or are pending, without a gap.
+    """
+
+    turns: Turns = field(default_factory=Turns)
+    pending: list[tuple[int, Step]] = field(default_factory=list)
+    pending_bytes: int = 0
+    count: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class LoadedTape:
+    """A tape, shared by the playbacks of a process that have the same source. The lock is held while its blocks are read."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.lock = asyncio.Lock()
+
+
+@dataclass(slots=True, eq=False)
+class Played:
+    """What a process knows of a playback: its tape, and the steps of it that are used, in order.
+
+    A step that is being stored has its task. `delivered` and `undelivered`: of these, those whose client is known to have
+    received the response, or not.
+    """
+
+    loaded: LoadedTape
+    used: dict[str, "asyncio.Task[Any] | None"]
+    delivered: set[str] = field(default_factory=set)
+    undelivered: set[str] = field(default_factory=set)
+    replies: frozenset[bytes] | None = None  # the digests of the messages that continue the step `through`
+
+    @property
+    def tape(self) -> Tape:
+        """The tape."""
+        return self.loaded.tape
+
+
+@dataclass(slots=True, eq=False)
+class LiveRollout:
+    """One incarnation of a rollout: as it was read last, and the number of its `calls` in flight.
+
+    `blocks`: the names of its blocks that are stored. `large_work` is held while a large response is parsed or a large step
+    encoded. Of the newest call: `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls
+    continue, None if there are none in memory. `endings`: of its latest steps. `size`: the approximate memory in bytes.
+    """
+
+    rollout: Rollout
+    calls: int = 0
+    blocks: KnownBlocks = field(default_factory=KnownBlocks)
+    large_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    prompt: KnownPrompt | None = None
+    text: LongText | None = None
+    known: KnownTurns | None = None
+    played: Played | None = None  # of a playback
+    endings: Endings = field(default_factory=Endings)
+    size: int = 0
+
+
+class LiveRollouts:
+    """The rollouts with calls in flight or lately used, of at most `max_bytes` together.
+
+    Above, those that were not used for the longest time are forgotten; a call that has one in use keeps it. `busy` has calls
+    in flight.
+    """
+
+    def __init__(self, max_bytes: int, metrics: Metrics) -> None:
+        self.busy: set[LiveRollout] = set()
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._of: OrderedDict[str, LiveRollout] = OrderedDict()
+        metrics.rollout_cache_bytes.set_function(lambda: self._size)
+        metrics.in_flight_rollouts.set_function(lambda: len({live.rollout.rollout_id for live in self.busy}))
+
+    def __repr__(self) -> str:
+        return f"<LiveRollouts {len(self._of)}, {len(self.busy)} busy, {self._size} bytes>"
+
+    def get(self, rollout_id: str) -> LiveRollout | None:
+        """Return a rollout, which counts as used now; None if it is not known."""
+        live = self._of.get(rollout_id)
+        if live is not None:
+            self._of.move_to_end(rollout_id)
+        return live
+
+    def note(self, stored: StoredEntity) -> LiveRollout:
+        """Return the LiveRollout of a rollout that was read just now; a new one for another incarnation. Raises Damaged.
+
+        If the stored fields did not change since the last read, the parsed values are reused.
+        """
+        live = self._of.get(stored.name)
+        if live is not None and live.rollout.incarnation == stored.incarnation:
+            self._of.move_to_end(stored.name)
+            before = live.rollout
+            is_known = before.origin.fields == stored.fields and before.created_ms == stored.created_ms
+            if is_known and DRIFT_FIELD not in stored.fields and stored.damage is None:  # it depends on the counts
+                live.rollout = structs.replace(
+                    before, touched_ms=stored.touched_ms, counts=stored.counts, has_reservation=stored.has_reservation
+                )
+                return live
+            live.rollout = read_rollout(stored)
+        else:
+            rollout = read_rollout(stored)
+            if live is not None:
+                self._size -= live.size
+            live = self._of[stored.name] = LiveRollout(rollout)
+        self.keep(live)
+        return live
+
+    def keep(self, live: LiveRollout) -> None:
+        """Count the memory of a rollout that has changed, and forget others above the limit."""
+        if self._of.get(live.rollout.rollout_id) is not live:
+            return  # forgotten meanwhile
+        blocks, prompt, text, known = live.blocks, live.prompt, live.text, live.known
+        size = _BYTES_PER_ROLLOUT + _BYTES_PER_BLOCK * len(blocks) + blocks.chain_bytes + live.endings.size
+        for value in live.rollout.origin.fields.values():
+            size += _WEIGHT_OF_FIELDS * len(value)
+        if prompt is not None:
+            size += len(prompt.text) + len(prompt.ids) * prompt.ids.itemsize
+        if text is not None:
+            size += text.size
+        if live.played is not None:
+            size += live.played.tape.size
+        if known is not None:
+            turns = known.turns
+            size += _BYTES_PER_TURNS + turns.size + turns.conversations.newest.size + known.pending_bytes
+        self._size += size - live.size
+        live.size = size
+        while self._size > self._max_bytes:
+            _, forgotten = self._of.popitem(last=False)
+            self._size -= forgotten.size

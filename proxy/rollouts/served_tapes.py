@@ -12,9 +12,8 @@ from typing import Any
 
 from proxy.clock import Clock
 from proxy.errors import NotFound, UnprocessableRequest
-from proxy.rollouts.live import LoadedTape
 from proxy.rollouts.playback import Tapes, ignored
-from proxy.rollouts.rollout import MAX_ID_CHARACTERS, no_rollout, read_rollout
+from proxy.rollouts.rollout import MAX_ID_CHARACTERS, LoadedTape, no_rollout, read_rollout
 from proxy.trajectory.conversations import role_of
 from proxy.trajectory.tape import Tape
 from storage.redis.store import Store

@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from proxy.clock import Clock
 from proxy.errors import Conflict, NotFound
 from proxy.rollouts.group import counted, find_groups, read_members
-from proxy.rollouts.rollout import Playback, Rollout, read_rollout, read_rollouts
+from proxy.rollouts.rollout import Playback, Rollout, marked, read_rollout, read_rollouts
 from proxy.rollouts.steps import aside, read_short, read_steps
-from proxy.rollouts.stored_fields import marked
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import Sampled, Step
 from storage.errors import RolloutDeleted

@@ -9,9 +9,8 @@ from tests.support.forests import make_step
 from tests.support.stored import stored_steps
 
 from proxy.errors import NotFound, UnprocessableRequest
-from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.playback import Tapes, inherited
-from proxy.rollouts.rollout import read_rollout
+from proxy.rollouts.rollout import LiveRollout, read_rollout
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
 from storage.types import StepWrite

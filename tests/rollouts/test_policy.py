@@ -22,7 +22,7 @@ from proxy.rollouts.policy import (
     PolicyVersion,
     read_announced,
 )
-from proxy.rollouts.stored_fields import of_policy
+from proxy.rollouts.rollout import of_policy
 from storage.types import Announcement, Beat
 
 TWO = {"planner": {"models": ["planner", "planner-*"]}, "judge": {"models": ["judge"], "train": False}}

@@ -12,7 +12,7 @@ from tests.support.loop_watch import watched_proxy
 from tests.support.stored import stored_steps
 
 from proxy.continuation.turns import Turns
-from proxy.rollouts import live
+from proxy.rollouts import rollout
 
 TOKENS = 200_000
 LONGEST_S = 0.02  # of CPU time, on a slow machine
@@ -97,6 +97,6 @@ async def test_the_memory_of_turns_is_about_what_is_counted(store, words):
         used = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    counted = sum(turns.size + turns.conversations.newest.size + live._BYTES_PER_TURNS for turns in kept[1:])
+    counted = sum(turns.size + turns.conversations.newest.size + rollout._BYTES_PER_TURNS for turns in kept[1:])
 
     assert counted / 2 < used < 2 * counted, (used, counted)

@@ -15,10 +15,9 @@ from tests.support.stored import stored_rollout, stored_steps, wait_for_steps, w
 
 from proxy.clock import SystemClock
 from proxy.errors import StoreUnavailable
-from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.outages import Journal
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.rollout import read_marks, read_rollout, write_fields
+from proxy.rollouts.rollout import LiveRollout, read_marks, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.blocks import UNIT_BYTES, BlockReader, BlockWriter
 from proxy.trajectory.step import Timing

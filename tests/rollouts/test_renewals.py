@@ -10,9 +10,8 @@ from tests.support.fakes import FailingStore, proxying
 from tests.support.recorded import load
 from tests.support.stored import stored_rollout, stored_steps, wait_for_steps
 
-from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.renewals import Lifetimes
-from proxy.rollouts.rollout import Rollout, write_fields
+from proxy.rollouts.rollout import LiveRollout, LiveRollouts, Rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
 

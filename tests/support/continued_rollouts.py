@@ -13,8 +13,7 @@ from tests.support.forests import make_choice, make_step
 from tests.support.template_engine import Reply, Sample, TemplateEngine
 
 from proxy.continuation.bridge import continue_turn
-from proxy.continuation.matching import Match, Sampler, match
-from proxy.continuation.turns import Turns
+from proxy.continuation.turns import Match, Sampler, Turns, match
 from proxy.continuation.types import Continuation, Detokenize, LookupFailed, Mode, Render
 
 MODEL = "policy"

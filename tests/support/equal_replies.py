@@ -15,8 +15,7 @@ from tests.support.forests import make_choice
 from tests.support.turns import assistant, chat_step, tool_call
 
 from proxy.continuation.bridge import continue_turn
-from proxy.continuation.matching import Match, Sampler, match
-from proxy.continuation.turns import Turns
+from proxy.continuation.turns import Match, Sampler, Turns, match
 from proxy.continuation.types import Continuation, Detokenize, Render
 
 BEGIN, THOUGHTS, CONTENT, CALLS, END = "\x01\x02\x03\x04\x05"

@@ -12,9 +12,8 @@ from tests.support.forests import make_choice, make_step
 from tests.support.recorded import FACTS, plan_of, prepared_of
 from tests.support.threaded import user
 
-from proxy.continuation.bridge import continue_turn
-from proxy.continuation.matching import Match, Sampler, continue_text, match, match_text
-from proxy.continuation.turns import Turns
+from proxy.continuation.bridge import continue_text, continue_turn
+from proxy.continuation.turns import Match, Sampler, Turns, match, match_text
 from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS

@@ -15,9 +15,8 @@ from prometheus_client import CollectorRegistry
 from tests.support.forests import make_choice, make_step
 
 from proxy.clock import SystemClock
-from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.rollout import read_rollout
+from proxy.rollouts.rollout import LiveRollout, read_rollout
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.step import EngineFacts, Span, Step, Timing
 

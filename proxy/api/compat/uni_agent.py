@@ -14,7 +14,7 @@ from proxy.api.control.schemas import SessionReward
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, rollout_from, route
 from proxy.errors import UnprocessableRequest
-from proxy.rollouts.stored_fields import LARGEST
+from proxy.rollouts.rollout import LARGEST
 
 _REWARDS: Final = ("reward", "reward_score", "score")
 _DONE: Final = {"status": "ok"}

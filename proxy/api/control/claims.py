@@ -49,9 +49,8 @@ from proxy.rollouts.group import (
     write_batch,
 )
 from proxy.rollouts.policy import NOTHING, Announced, Policy, read_announced
-from proxy.rollouts.rollout import ClaimId, Rollout
+from proxy.rollouts.rollout import ClaimId, Rollout, left_out
 from proxy.rollouts.steps import aside
-from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of

@@ -23,9 +23,8 @@ from proxy.api.requests import rollout_from
 from proxy.errors import Conflict, Damaged, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan
 from proxy.export.containers import Writer
-from proxy.rollouts.rollout import Rollout, read_rollouts
+from proxy.rollouts.rollout import Rollout, left_out, read_rollouts
 from proxy.rollouts.steps import LONG, aside
-from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
 

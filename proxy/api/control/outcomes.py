@@ -18,9 +18,8 @@ from proxy.api.control.export_query import ExportQuery
 from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.group import counted, find_group, read_members
 from proxy.rollouts.policy import Announced
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.rollout import LARGEST, Rollout
 from proxy.rollouts.steps import aside, facts_of, weights_of
-from proxy.rollouts.stored_fields import LARGEST
 from proxy.rollouts.values import read_values
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.advantages import ESTIMATORS, VINE, Advantages, Returns, episodes, returns, vine

@@ -37,6 +37,7 @@ from proxy.rollouts.rollout import (
     Rollout,
     deadlines_of,
     first_due_ms,
+    left_out,
     own_metadata,
     read_marks,
     read_rollout,
@@ -44,7 +45,6 @@ from proxy.rollouts.rollout import (
     write_fields,
 )
 from proxy.rollouts.steps import aside, check_step_rewards, check_threads, read_steps, weights_of
-from proxy.rollouts.stored_fields import left_out
 from proxy.rollouts.values import ROLLOUT_MARK, note_playbacks
 from proxy.trajectory.text_search import Needle, search
 from storage.errors import StorageError

@@ -26,8 +26,7 @@ from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.rows import CLAIM, RolloutRows, saved_json
 from proxy.rollouts.archive.tables import GROUP_BYTES, ArchiveWriter
 from proxy.rollouts.group import Group, find_group, members_of, read_group
-from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollouts
-from proxy.rollouts.stored_fields import left_out, value_or
+from proxy.rollouts.rollout import FINISHED, Rollout, left_out, read_rollout, read_rollouts, value_or
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import LARGE_BYTES, BackgroundWork, off_loop, run_all

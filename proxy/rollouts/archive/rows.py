@@ -14,8 +14,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.rollouts.rollout import Marks, Rollout, read_marks, read_rollout
-from proxy.rollouts.stored_fields import Milliseconds
+from proxy.rollouts.rollout import Marks, Milliseconds, Rollout, read_marks, read_rollout
 from proxy.trajectory.arrays import (
     Prompt,
     SharedIds,

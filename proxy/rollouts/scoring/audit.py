@@ -20,7 +20,7 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.errors import EngineError
-from proxy.rollouts.live import LiveRollout
+from proxy.rollouts.rollout import LiveRollout
 from proxy.rollouts.scoring.requests import SCORING_KINDS, NotScored, Scorer, TooLong, find_scorer, sender
 from proxy.rollouts.scoring.verdict import (
     OFFSETS,

@@ -23,6 +23,7 @@ import orjson
 
 from proxy.errors import BadRequest, Conflict, EngineBusy, EngineError, EngineTimeout, NotFound, UnprocessableRequest
 from proxy.rollouts.policy import PAUSE_ANNOUNCEMENT, POLICY_ANNOUNCEMENT, read_announced
+from proxy.rollouts.rollout import announced_value, of_policy
 from proxy.rollouts.scoring.requests import (
     NO_MASKS,
     SCORING_KINDS,
@@ -36,7 +37,6 @@ from proxy.rollouts.scoring.requests import (
     sender,
 )
 from proxy.rollouts.steps import aside, weights_of
-from proxy.rollouts.stored_fields import announced_value, of_policy
 from proxy.trajectory.arrays import Ids
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded

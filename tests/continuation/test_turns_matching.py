@@ -3,7 +3,8 @@
 import pytest
 from tests.support.turns import STOP, USER, assistant, chat_step, text_step, tool_call, turns_of
 
-from proxy.continuation.matching import Ambiguous, Match, Sampler, continue_text, match, match_text
+from proxy.continuation.bridge import continue_text
+from proxy.continuation.turns import Ambiguous, Match, Sampler, match, match_text
 from proxy.continuation.types import Detokenize, LookupFailed, Tokenize
 from proxy.trajectory.step import EngineFacts
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.support.forests import make_step
 
-from proxy.rollouts.live import LiveRollouts
-from proxy.rollouts.rollout import read_rollout
+from proxy.rollouts.rollout import LiveRollouts, read_rollout
 from proxy.telemetry.metrics import make_metrics
 from storage.types import StoredEntity
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.upstream.witnesses import ENOUGH, FORGET_S, MISSES, PAUSE_S, CachedAnswer, Finding, Misses, ModelList, Recent
+from proxy.upstream.endpoint import ENOUGH, FORGET_S, MISSES, PAUSE_S, CachedAnswer, Finding, Misses, ModelList, Recent
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.errors import Damaged
 from proxy.rollouts.group import STATUSES, read_batch, read_group, read_note
-from proxy.rollouts.rollout import read_claims, read_rollout
-from proxy.rollouts.stored_fields import LARGEST, announced_value, left_out, read_fields
+from proxy.rollouts.rollout import LARGEST, announced_value, left_out, read_claims, read_fields, read_rollout
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.json_bytes import to_json_bytes
 from storage.types import Announcement, StoredEntity

@@ -7,14 +7,34 @@ from array import array
 import orjson
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
+from proxy.config.engines import EnginesSettings
 from proxy.continuation.types import Detokenize, LookupFailed, Render, Tokenize
 from proxy.errors import EngineError
 from proxy.protocols.json_texts import KnownPrompt
-from proxy.upstream.prompt_lookups import PromptLookups
+from proxy.rollouts.prompt_continuation import PromptLookups
+from proxy.telemetry.metrics import make_metrics
+from proxy.upstream import Upstream
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODY = {"model": "m", "messages": MESSAGES, "tools": [{"type": "function"}], "temperature": 1}
+
+
+@pytest.fixture
+async def upstream_to():
+    """Return a factory of upstreams to one engine."""
+    made = []
+
+    def make(url, kind):
+        made.append(
+            Upstream(EnginesSettings(endpoints=[{"url": url, "kind": kind}]), make_metrics(CollectorRegistry()))
+        )
+        return made[-1]
+
+    yield make
+    for upstream in made:
+        await upstream.close()
 
 
 @pytest.fixture
