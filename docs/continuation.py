@@ -73,7 +73,7 @@ An SGLang endpoint gets ids for chat only once its rendering of a step equals th
   in about 15 % of these cases four more renderings (at most 15 in `append`).
 - If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects the ids, the call is sent again
   unchanged. Such a rollout is not continued at this endpoint, and after
-  [three rollouts](decisions/100-beliefs-about-engines.md) none is.
+  [three rollouts](decisions/026-values-of-engines.md) none is.
 - Ids are cached (`agents.rollout_cache_bytes`), else read from the store, also by other replicas and after a restart.
 
 ## What append keeps

@@ -12,7 +12,7 @@ Rule 2: every process claims expired timers and looks at their rollouts. It remo
         its group is complete; if the process dies before, the timer expires again, and another process completes the work.
 Rule 3: a process touches the rollouts with `idle_s` that have calls in flight (`renewals`). A quiet rollout is finished only if
         it was not touched since it was read. So if a call and a finish coincide, the store applies one of them first: either
-        the rollout stays open, or the call is rejected (decisions/067).
+        the rollout stays open, or the call is rejected (docs/decisions/013).
 """
 
 import asyncio

@@ -7,7 +7,7 @@ Rule 1: the end of a response is sent only after `record` returned.
 Rule 2: a step is appended once, also by repeated requests: the store knows its name. While the store is unreachable, the step
         is durable in the journal, if there is one.
 Rule 3: steps of one rollout are stored in the order in which they ended, since their callers wait for each.
-Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (docs/decisions/031).
+Rule 4: a step that is stored after its rollout was finished is late, by the write that stores it (docs/decisions/006).
         If the rollout has expired, a step restores it; if it was deleted, the step is not stored. Each is counted.
 """
 

@@ -1,6 +1,6 @@
 """The hand-over of connections: the supervisor accepts them, and each goes to the worker with the fewest open connections.
 
-The kernel would distribute them by a hash (SO_REUSEPORT), less equally (docs/decisions/148).
+The kernel would distribute them by a hash (SO_REUSEPORT), less equally (docs/decisions/145).
 
 Each worker has a socket pair (a channel) for each address. The supervisor sends a byte with the descriptor of a connection. The
 worker reports when it begins and ends to accept, and each connection that closes. While no worker accepts, connections wait in

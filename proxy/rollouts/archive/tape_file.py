@@ -3,7 +3,7 @@
 Each line is a step, as `GET /rollouts/{id}/steps` returns it, or `{"rollout": …}`, the rollout of the lines that follow; or the
 file is one document with `rollout` and `steps`, as `tokentape show --json` prints it. In place of a list or text in `request`,
 in `sent.set` or as `prompt_ids`, {"repeats": [k, n], "then": …} is the first n items of the step k lines before, then these.
-Experts and masks of sampling are not in the file (docs/decisions/154).
+Experts and masks of sampling are not in the file (docs/decisions/151).
 """
 
 from collections import deque
