@@ -7,7 +7,7 @@ Rule 2: choices are matched by `index` and may interleave in any order.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -400,6 +400,10 @@ _MAX_PATTERN: Final = 1000  # bytes: a pattern is compiled and cached
 _MAX_MISSES: Final = 16  # learned events that were not repeated
 
 
+# Returns what the client receives of further texts: as JSON strings without quotes, and the same texts.
+WriteTexts: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], bytes]
+
+
 class _Shape(NamedTuple):
     """The constant parts of an event, and what is between them."""
 
@@ -410,6 +414,7 @@ class _Shape(NamedTuple):
     form: bytes  # `form % groups` is JSON with a list for each group
     lists: tuple[list[Any], ...]  # of the accumulated choice, which these extend
     shown: tuple[bytes, bytes] | None  # what the client receives before and after the text, if not the engine's event
+    write: WriteTexts | None  # or what writes it
 
 
 class _Slot(NamedTuple):
@@ -445,10 +450,11 @@ class RepeatedEvents:
         self.is_learning = True  # repetitions are likely enough to learn events
         self._misses = 0
 
-    def learn(self, raw: bytes, chunk: Mapping[str, Any], shown: bytes | None) -> None:
+    def learn(self, raw: bytes, chunk: Mapping[str, Any], shown: bytes | None, write: WriteTexts | None = None) -> None:
         """Learn the shape of an event with strictly valid JSON that the general path has processed.
 
-        `shown` is what the client received of it, None if it received the engine's bytes. Nothing is learned from an event with
+        `shown` is what the client received of it, None if it received the engine's bytes; `write` is for a client of another
+        dialect, which received the text, and nothing else, in an event of this dialect. Nothing is learned from an event with
         a finish reason, with usage or with another structure, nor from an event without content: its repetitions may have
         content, which the general path checks.
         """
@@ -459,7 +465,7 @@ class RepeatedEvents:
             return
         (choice,) = choices
         if choice.get("finish_reason") is None and not chunk.get("prompt_token_ids") and has_content(choice):
-            self.shape = _shape(raw, choice, shown, self._accumulator.choices[choice["index"]])
+            self.shape = _shape(raw, choice, shown, self._accumulator.choices[choice["index"]], write)
 
     def take(self, read: bytes, at: int, shown: list[bytes]) -> int:
         """Accumulate the repetitions in a read from a position on; return where they end.
@@ -487,7 +493,9 @@ class RepeatedEvents:
         for values, more in zip(shape.lists, added, strict=True):
             values.extend(more)
         self._misses = 0
-        if shape.shown is None:
+        if shape.write is not None:
+            shown.append(shape.write([groups[0] for groups in found], added[0]))
+        elif shape.shown is None:
             shown.append(read[at:end])
         else:
             start, close = shape.shown
@@ -502,7 +510,9 @@ def _joined(shape: _Shape, found: list[tuple[bytes, ...]]) -> tuple[bytes, ...]:
     return (b'","' if shape.has_text else b",").join(first), *map(b",".join, others)
 
 
-def _shape(raw: bytes, choice: Mapping[str, Any], shown: bytes | None, accumulated: ChoiceAccumulator) -> _Shape | None:
+def _shape(
+    raw: bytes, choice: Mapping[str, Any], shown: bytes | None, accumulated: ChoiceAccumulator, write: WriteTexts | None
+) -> _Shape | None:
     """Return the shape of an event; None if its parts are not in the usual order, or the client receives other parts."""
     slots = _slots(choice, accumulated)
     if not slots or raw.count(b"\n") != 2 or not raw.startswith(b"data: ") or not raw.endswith(b"\n\n"):
@@ -526,12 +536,13 @@ def _shape(raw: bytes, choice: Mapping[str, Any], shown: bytes | None, accumulat
         kept_from = end + len(slot.close)
     if len(variable) > _MAX_PATTERN:
         return None
-    around = None if shown is None else _around(shown, slots[0].name, text, kept + raw[kept_from:])
-    if around is None and shown is not None:
+    write = None if text is None else write
+    around = None if shown is None or write else _around(shown, slots[0].name, text, kept + raw[kept_from:])
+    if around is None and write is None and shown is not None:
         return None
     lists = tuple([slot.values for slot in slots])
     return _Shape(
-        before, _compiled(variable), raw[end:], text is not None, _FORMS[text is None][len(slots)], lists, around
+        before, _compiled(variable), raw[end:], text is not None, _FORMS[text is None][len(slots)], lists, around, write
     )
 
 

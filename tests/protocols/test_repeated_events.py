@@ -10,7 +10,8 @@ from tests.support.each_cassette import of_each
 from tests.support.recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
 
 from proxy.protocols.accumulators import ChatAccumulator, RepeatedEvents
-from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects import DIALECTS, TRANSLATORS
+from proxy.protocols.dialects.base import CallIdentity
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import StripRules
 from proxy.protocols.response import ClientView, StreamResponse
@@ -23,6 +24,13 @@ STREAMS = [
 # The options that the proxy sets on requests.
 INJECTED = ("return_token_ids", "logprobs", "top_logprobs", "return_meta_info")
 LIVE = {"stream": True, "stream_options": {"unknown": True}}  # an unknown option, which prevents a synthetic stream
+
+TRANSLATED = [
+    (translation, {**body, "stream": True})
+    for translation in TRANSLATORS.values()
+    for body in ({}, {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]})
+]
+IDENTITY = CallIdentity("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1, "m", "r1")
 
 HEADS = [
     '"id":"c1","object":"chat.completion.chunk","created":1,"model":"m"',
@@ -122,21 +130,38 @@ def test_repetitions_have_the_effect_of_the_general_path(data):
             reasoning=st.sampled_from([False, False, True]),
         )
     )
-    view = ClientView(
-        DIALECTS["/v1/chat/completions"],
-        ENGINES["vllm"],
-        rules,
-        data.draw(st.sampled_from([1, 2, None])),
-        model=data.draw(st.sampled_from([None, "alias"])),
-    )
+    choices, model = data.draw(st.sampled_from([1, 2, None])), data.draw(st.sampled_from([None, "alias"]))
+    translation, body = data.draw(st.sampled_from([(None, {}), *TRANSLATED]))
+
+    def reply():
+        renderer = None if translation is None else translation.renderer(body, IDENTITY)
+        chat, engine = DIALECTS["/v1/chat/completions"], ENGINES["vllm"]
+        return StreamResponse(
+            ClientView(chat, engine, rules, choices, model, translation=translation, renderer=renderer)
+        )
+
     runs = data.draw(st.lists(events() | OTHERS.map(lambda event: [event]), max_size=6))
     text = "".join(f"{event}\n\n" for run in runs for event in run)
     stream = text.replace("\n", data.draw(st.sampled_from(["\n", "\n", "\n", "\r\n"]))).encode()
     reads = reads_of(stream, data.draw(st.lists(st.integers(0, 700), max_size=12)))
 
     with without_repetitions():
-        expected = outcome(StreamResponse(view), reads)
-    assert outcome(StreamResponse(view), reads) == expected
+        expected = outcome(reply(), reads)
+    assert outcome(reply(), reads) == expected
+
+
+@pytest.mark.parametrize(("field", "name"), [("content", "output_text"), ("reasoning", "reasoning_text")])
+def test_most_events_of_a_responses_stream_are_repetitions(field, name):
+    events = [f'data: {{"id":"c","choices":[{{"index":0,"delta":{{"{field}":"w{n}"}}}}]}}\n\n' for n in range(100)]
+    translation = TRANSLATORS["/v1/responses"]
+    view = ClientView(
+        DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1, renderer=translation.renderer({}, IDENTITY)
+    )
+    with patch.object(ChatAccumulator, "feed", autospec=True, side_effect=ChatAccumulator.feed) as feed:
+        shown = StreamResponse(view).feed("".join(events).encode())
+
+    assert feed.call_count <= 2
+    assert shown.count(f"event: response.{name}.delta".encode()) == 100
 
 
 def test_what_is_stripped_may_depend_on_the_text():

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 import orjson
 
 from proxy.errors import ProxyError
-from proxy.protocols.accumulators import Accumulator
+from proxy.protocols.accumulators import Accumulator, WriteTexts
 from proxy.trajectory import step
 
 Json: TypeAlias = dict[str, Any]
@@ -154,6 +154,13 @@ class ResponseRenderer(Protocol):
     def feed(self, chunk: Json) -> bytes:
         """Return the events of this chunk, possibly none."""
         ...
+
+    def text_writer(self) -> WriteTexts | None:
+        """Return what writes the events of further texts in place of the only text of the chunk that was fed last.
+
+        None if a text there may have another effect than an event of its own.
+        """
+        return None
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         """Return the events that end the stream.

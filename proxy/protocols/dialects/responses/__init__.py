@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from proxy.errors import ProxyError
+from proxy.protocols.accumulators import WriteTexts
 from proxy.protocols.dialects.base import (
     EVENT_STREAM,
     CallIdentity,
@@ -158,6 +159,16 @@ class Events:
         self._number += 1
         return event(kind, sequence_number=self._number - 1, **fields)
 
+    def write_texts(self, like: bytes, texts: Sequence[bytes]) -> bytes:
+        """Return an event for each text, a JSON string without quotes. `like`: such an event without number and text."""
+        before, _, rest = like.partition(b":0,")
+        between, _, after = rest.partition(b':""')
+        first, self._number = self._number, self._number + len(texts)
+        parts = [
+            b'%b:%d,%b:"%b"%b' % (before, number, between, text, after) for number, text in enumerate(texts, first)
+        ]
+        return b"".join(parts)
+
 
 class _Part:
     """A content part while it is streamed."""
@@ -225,6 +236,19 @@ class TextItem(Item):
             events += self._event(f"response.{kind}.delta", part, delta=piece, **part.logprobs_field(logprobs))
         return events
 
+    def writer(self, kind: PartKind) -> WriteTexts:
+        """Return what writes further pieces of a part, as `append` does without logprobs."""
+        part = self._parts[kind]
+        like = event(
+            f"response.{kind}.delta", sequence_number=0, **self._ids(part), delta="", **part.logprobs_field(())
+        )
+
+        def write(texts: Sequence[bytes], pieces: Sequence[str]) -> bytes:
+            part.pieces.extend(pieces)
+            return self._events.write_texts(like, [text for text in texts if text])
+
+        return write
+
     def add_logprobs(self, logprobs: Sequence[Json]) -> None:
         """Add logprobs of tokens without text."""
         if (part := self._parts.get("output_text")) is not None:
@@ -248,9 +272,11 @@ class TextItem(Item):
         content = [part.to_json() for part in self._parts.values()]
         return {"id": self._name, **self._fields, "content": content, "status": status}
 
+    def _ids(self, of: _Part) -> Json:
+        return {"item_id": self._name, "output_index": self._index, "content_index": of.index}
+
     def _event(self, event: str, of: _Part, /, **fields: Any) -> bytes:
-        ids = {"item_id": self._name, "output_index": self._index, "content_index": of.index}
-        return self._events.write(event, **ids, **fields)
+        return self._events.write(event, **self._ids(of), **fields)
 
 
 class CallItem(Item):
@@ -308,6 +334,7 @@ class ResponsesRenderer(ResponseRenderer):
         self._reasoning: list[TextItem] = []
         self._messages: list[TextItem] = []
         self._open: TextItem | CallItem | None = None
+        self._fed: tuple[TextItem, PartKind] | None = None  # where the text of the last chunk was added
         self._calls: dict[int, CallItem] = {}
         self._held = HeldPieces()
         self._unnamed: dict[int, Json] = {}  # calls without a name so far
@@ -317,7 +344,7 @@ class ResponsesRenderer(ResponseRenderer):
         self._final: Json = {}
 
     def feed(self, chunk: Json) -> bytes:
-        events = [self._begin()]
+        events, self._fed = [self._begin()], None
         for choice in chunk.get("choices") or ():
             if choice.get("index"):  # a sampling rule of the rollout may set `n`; only the first choice is rendered
                 continue
@@ -325,6 +352,9 @@ class ResponsesRenderer(ResponseRenderer):
                 self._logprobs.extend(logprob_entries(choice.get("logprobs")))
             events.append(self._held.take(self._pieces(choice.get("delta") or {})))
         return b"".join(events)
+
+    def text_writer(self) -> WriteTexts | None:
+        return None if self._fed is None or self._adds_logprobs else self._fed[0].writer(self._fed[1])
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         events = [self._begin()]
@@ -371,10 +401,12 @@ class ResponsesRenderer(ResponseRenderer):
 
     def _add_reasoning(self, piece: str) -> bytes:
         item, events = self._open_text("rs", self._reasoning, {"type": "reasoning", "summary": []})
+        self._fed = item, "reasoning_text"
         return events + item.append("reasoning_text", piece)
 
     def _add_content(self, kind: Literal["output_text", "refusal"], piece: str) -> bytes:
         item, events = self._open_message()
+        self._fed = item, kind
         if kind == "refusal":
             return events + item.append(kind, piece)
         logprobs, self._logprobs = self._logprobs, []
