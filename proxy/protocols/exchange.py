@@ -202,12 +202,10 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         packed = _NO_TOKENS if response is None else self._tokens(response)
         usage = None if response is None else response.get("usage")
-        usage, wrong_usage = check_usage(packed.usage if usage is None else usage)
         special = {*plan.problems, *answer.problems, *packed.problems}
+        usage = check_usage(packed.usage if usage is None else usage, special)
         if answer.differs is not None:
             special.add("unparsed_event")
-        if wrong_usage is not None:
-            special.add(wrong_usage)
         if IMAGES in plan.extra:
             packed = _with_images(plan.extra[IMAGES], packed, special)
         served = self.served_models
@@ -243,8 +241,7 @@ class Exchange:
         )
         if packed.has_versions and is_older(first, plan.policy_version):
             step = replace(step, extra={**step.extra, ANNOUNCED: plan.policy_version})
-        if plan.before is not None:
-            step = joined(plan.before, step)
+        step = step if plan.before is None else joined(plan.before, step)
         return step if self._told is None else _as_told(step, self._told)
 
     def _problems(
@@ -504,19 +501,23 @@ def _spans(given: Sequence[tuple[Any, Any, Any]], count: int, epoch: int) -> tup
     return tuple(spans) if covered == count else None
 
 
-def check_usage(usage: Any) -> tuple[Json | None, str | None]:
-    """Return the usage to record, and its problem: it must have the counts of both prompt and completion, and their sum."""
+def check_usage(usage: Any, problems: set[str]) -> Json | None:
+    """Return the usage to record, and add its problem: it must have the counts of both prompt and completion, and their sum."""
     if usage is None:
-        return None, None
+        return None
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
-        return None, "bad_usage"
+        problems.add("bad_usage")
+        return None
     total = usage.get("total_tokens")
     counted = 0
     for count in (usage.get("prompt_tokens"), usage.get("completion_tokens"), 0 if total is None else total):
         if type(count) is not int or count < 0:
-            return usage, "bad_usage"  # without both counts it would confirm nothing
+            problems.add("bad_usage")  # without both counts it would confirm nothing
+            return usage
         counted += count
-    return usage, None if total is None or counted == 2 * total else "usage_sum"
+    if total is not None and counted != 2 * total:
+        problems.add("usage_sum")
+    return usage
 
 
 def _is_flat(counts: Json, depth: int) -> bool:

@@ -41,7 +41,8 @@ def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | No
 
     Raises Forbidden if the API key belongs to another rollout.
     """
-    followed = rollout_of(call.references.previous_response)
+    previous = call.references.previous_response
+    followed = None if previous is None else rollout_of(previous)
     check_minted(minted, followed)
     return followed
 

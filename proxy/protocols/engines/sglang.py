@@ -225,26 +225,11 @@ class Sglang(Engine):
             return _inject_native(body, options)
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection()  # refused, or vLLM's own endpoint
-        flagged = {
-            "echo": dialect == "completions" and is_on(body.get("echo")),
-            "beam_search": is_on(body.get("use_beam_search")),
-        }
-        problems = tuple(code for code, holds in flagged.items() if holds)
-        if flagged["echo"]:
+        problems = _problems(dialect, body, requested)
+        if "echo" in problems:
             return Injection(problems=problems)
-        if dialect == "completions" and is_on(body.get("stream")) and requested.choices != 1:
-            problems = (*problems, "uncounted")  # usage is their sum: lost and repeated tokens may cancel out
         streamed = dialect == "chat" and is_on(body.get("stream"))
-        flags: tuple[str, ...] = (
-            (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
-        )
-        if dialect == "chat" and not streamed and returns_mask(body, options):
-            flags = (*flags, _MASK)
-        if dialect == "chat" and not streamed and options.routed_experts:
-            flags = (*flags, _EXPERTS)
-        if is_on(body.get(_EXPERTS)) and not is_on(body.get(_META)):
-            # The client reads experts in sglext, from which SGLang moves them to meta_info if that is requested.
-            flags = tuple(flag for flag in flags if flag not in {_META, _MASK})
+        flags = _flags(dialect, body, options, streamed=streamed)
         missing = [
             flag
             for flag in flags
@@ -383,6 +368,33 @@ def _check_ids(dialect: DialectName, body: Mapping[str, Any], traits: Traits) ->
                 if not 0 <= int(each) < size:
                     message = f"{name}: {str(each)[:20]} is no token id of the engine, which has {size} of them."
                     raise InvalidValue(message, param=name)
+
+
+def _problems(dialect: DialectName, body: Mapping[str, Any], requested: ResponseOptions) -> tuple[str, ...]:
+    has_echo = dialect == "completions" and is_on(body.get("echo"))
+    flagged = {
+        "echo": has_echo,
+        "beam_search": is_on(body.get("use_beam_search")),
+        # Usage is the sum of all choices: lost and repeated tokens may cancel out.
+        "uncounted": dialect == "completions" and not has_echo and is_on(body.get("stream")) and requested.choices != 1,
+    }
+    return tuple([code for code, holds in flagged.items() if holds])
+
+
+def _flags(dialect: DialectName, body: Mapping[str, Any], options: CallOptions, *, streamed: bool) -> list[str]:
+    """Return the flags for ids, and for what is configured beside them."""
+    if streamed:
+        flags = [_INPUT, _OUTPUT]
+    elif dialect == "chat":
+        flags = [_IDS_BOTH, _META]
+        flags += [_MASK] if returns_mask(body, options) else []
+        flags += [_EXPERTS] if options.routed_experts else []
+    else:
+        flags = [_IDS_BOTH]
+    if is_on(body.get(_EXPERTS)) and not is_on(body.get(_META)):
+        # The client reads experts in sglext, from which SGLang moves them to meta_info if that is requested.
+        flags = [flag for flag in flags if flag not in {_META, _MASK}]
+    return flags
 
 
 def _call_id(body: Mapping[str, Any], requested: ResponseOptions) -> CallId | None:
