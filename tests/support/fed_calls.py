@@ -96,7 +96,8 @@ def plan(path: str, kind: str, *, stream: bool) -> Plan:
     if path == "/generate":
         rules = Sampling(default={"seed": 1})
         return plan_of(path, {"text": "a", "stream": stream}, CallOptions(sampling=rules), kind=kind)
-    call = translated(path, {"stream": True} if stream else {})
+    # Without logprobs, events of a stream repeat the one before.
+    call = translated(path, {"stream": True, "include": ["reasoning.encrypted_content"]} if stream else {})
     body = call.read_for(ENGINES[kind].translation_options(OPTIONS, None))
     return call.recorded(plan_of(CHAT, body, CallOptions(streaming="live"), kind=kind))
 
