@@ -416,15 +416,9 @@ def _usage(sampled: Sequence[Sampled], choices: Sequence[Choice]) -> Json | None
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:
     """Return whether prompts are equal; each is a list, or an array of ids that were parsed apart."""
     return len(returned) == len(sent) and all(
-        ours == theirs if type(ours) is type(theirs) else _listed(ours) == _listed(theirs)
+        ours == theirs if type(ours) is type(theirs) else [*ours] == [*theirs]
         for ours, theirs in zip(returned, sent, strict=True)
     )
-
-
-def _listed(prompt: Sequence[int]) -> list[int]:
-    if isinstance(prompt, list):
-        return prompt
-    return prompt.tolist() if isinstance(prompt, array) else list(prompt)
 
 
 def _choice(sampled: Sampled, prompt: int, policy_version: str | None, epoch: int, problems: set[str]) -> Choice:
@@ -573,13 +567,14 @@ def joined(before: Step, part: Step) -> Step:
     codes = {*before.problems} - CUT | own | cut
     versions = [span.policy_version for choice in choices for span in choice.spans] or [before.policy_version]
     last = part.policy_version_end or part.policy_version
+    parts = Before({"usage": before.usage}, sum(map(len, before.prompts)), before.sampled)
     return replace(
         part,
         sent=before.sent,
         response=before.response if has_failed or part.response is None else part.response,
         prompts=before.prompts,
         choices=choices,
-        usage=_joined_usage(before, part),
+        usage=before.usage if part.usage is None else parts.usage(part.usage),
         timing=replace(
             part.timing, sent=before.timing.sent, first_byte=before.timing.first_byte or part.timing.first_byte
         ),
@@ -599,7 +594,7 @@ def _joined_tokens(before: Step, part: Choice) -> Choice:
     count, spans = len(first.ids), list(first.spans)
     for span in part.spans:
         moved = replace(span, start=span.start + count, end=span.end + count)
-        if spans and _is_same_version(spans[-1], span):
+        if spans and (spans[-1].policy_version, spans[-1].epoch) == (span.policy_version, span.epoch):
             spans[-1] = replace(spans[-1], end=moved.end)
         else:
             spans.append(moved)
@@ -630,15 +625,3 @@ def _as_told(step: Step, told: Told) -> Step:
         prompt = sum(map(len, step.prompts))
         usage = {**usage, "completion_tokens": told.count, "total_tokens": prompt + told.count}
     return replace(step, choices=(kept,), usage=usage)
-
-
-def _is_same_version(span: Span, other: Span) -> bool:
-    return (span.policy_version, span.epoch) == (other.policy_version, other.epoch)
-
-
-def _joined_usage(before: Step, part: Step) -> Mapping[str, Any] | None:
-    prompt = sum(map(len, before.prompts))
-    whole = Before({"usage": before.usage}, prompt, before.sampled)
-    if part.usage is not None:
-        return whole.usage(part.usage)  # type: ignore[no-any-return]
-    return before.usage

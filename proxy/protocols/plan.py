@@ -7,10 +7,9 @@ A call in another format has an adapter. A call of a dialect that is translated 
 rendered in the client's dialect, also from a stored step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, Final, Self
 
 import orjson
@@ -32,6 +31,7 @@ from proxy.protocols.dialects.base import (
     Translator,
     is_on,
     requested_usage,
+    text_or_none,
 )
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import (
@@ -318,8 +318,8 @@ def prepare(
         response_options=requested,
         sent={"set": changed, "unset": sorted(unset & body.keys())},
         view=_view(dialect, engine, injection, options, body, sent_body, tokens, framing),
-        model_asked=_name(body.get("model")),
-        model_served=_name(sent_body.get("model")) or options.traits.model,
+        model_asked=text_or_none(body.get("model")),
+        model_served=text_or_none(sent_body.get("model")) or options.traits.model,
         sampling=_sampling(dialect, sent_body, engine, options, logprobs_mode or engine.logprobs_mode),
         framing=framing,
         wants_logprobs=options.wants_logprobs,
@@ -355,14 +355,14 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
     tokens: TokenAnnotations | None,
     framing: Framing,
 ) -> ClientView:
-    model_asked = _name(body.get("model"))
+    model_asked = text_or_none(body.get("model"))
     is_counted, are_choices_counted = requested_usage(sent_body)
     return ClientView(
         dialect,
         engine,
         injection.strip_rules,
         options.requested.choices,
-        model=model_asked if model_asked != _name(sent_body.get("model")) else None,
+        model=model_asked if model_asked != text_or_none(sent_body.get("model")) else None,
         replay=framing == "replay",
         usage=options.requested.usage,
         is_counted=is_counted,
@@ -381,10 +381,6 @@ def _sampling(dialect: Dialect, body: Json, engine: Engine, options: CallOptions
     recorded = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
     is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
     return {**defaults, **recorded, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
-
-
-def _name(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 CHAT: Final = "/v1/chat/completions"
@@ -448,8 +444,7 @@ class TranslatedCall(CallAdapter):
 
     def recorded(self, plan: Plan) -> Plan:
         """Return the chat call's plan with the client's dialect; it may be called for several endpoints one after the other."""
-        model = self.request.get("model")
-        requested_model = model if isinstance(model, str) else None
+        requested_model = text_or_none(self.request.get("model"))
         identity = CallIdentity(plan.step_id, int(self.received), requested_model or "", plan.rollout_id)
         renderer = self.translation.renderer(self.request, identity)
         plan = CallAdapter.recorded(self, plan)
@@ -474,18 +469,17 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
     return TranslatedCall(translation=translation, request=body, body=chat, options=options, references=references)
 
 
-def _all() -> Iterable[Translator]:
-    return chain(TRANSLATORS.values(), METHODS.values())
+_ALL: Final = (*TRANSLATORS.values(), *METHODS.values())
 
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """Return the error dialect of a path that samples nothing; None: OpenAI's."""
-    return next((translator for translator in _all() if translator.is_spoken(endpoint, headers)), None)
+    return next((translator for translator in _ALL if translator.is_spoken(endpoint, headers)), None)
 
 
 def translator_of(step: Step) -> Translator | None:
     """Return the translator of a step's dialect; None for a dialect that engines support."""
-    return next((translator for translator in _all() if translator.name == step.dialect), None)
+    return next((translator for translator in _ALL if translator.name == step.dialect), None)
 
 
 def renderer_for(step: Step) -> ResponseRenderer | None:

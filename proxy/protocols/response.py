@@ -247,17 +247,6 @@ class ClientView:
         rules = self.strip_rules
         return rules.token_ids and rules.logprobs and self.tokens is None and self.dialect.name == "chat"
 
-    def joined(self, response: Json) -> tuple[Json, PartsDiffer | None]:
-        """Return what the client receives of all parts of a call, as `whole`, and why they do not go together, if so."""
-        shown = self.whole(response)
-        if self.before is None:
-            return shown, None
-        try:
-            self.before.check_prompt(response)
-            return self.before.whole(shown), None
-        except PartsDiffer as differs:
-            return shown, differs
-
     def is_aborted(self, response: Json) -> bool:
         """Return whether a response, or an event, says that the engine ended a choice before the model did."""
         choices = response.get("choices")
@@ -268,14 +257,23 @@ class ClientView:
         """Return an event of the engine's dialect as the client receives it."""
         return b"data: %b\n\n" % orjson.dumps(shown) if self.renderer is None else self.renderer.feed(shown)
 
-    def whole(self, response: Json) -> Json:
-        """Return what the client receives of an unstreamed response; the same dict if it is unchanged."""
+    def whole(self, response: Json) -> tuple[Json, PartsDiffer | None]:
+        """Return what the client receives of an unstreamed response; the same dict if it is unchanged.
+
+        Of a resumed call it is the response of all parts, and second why they do not go together, if so.
+        """
         shown = self.engine.strip(self.dialect.name, response, self.strip_rules)
         if self.model is not None and isinstance(shown.get("model"), str):
             shown = {**shown, "model": self.model}
-        if self.tokens is None:
-            return shown
-        return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
+        if self.tokens is not None:
+            shown = self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
+        if self.before is None:
+            return shown, None
+        try:
+            self.before.check_prompt(response)
+            return self.before.whole(shown), None
+        except PartsDiffer as differs:
+            return shown, differs
 
 
 def _reason_of(choice: Json) -> Any:
@@ -479,7 +477,7 @@ class StreamResponse(ResponseStream):
         response = shown = differs = None
         try:
             response = self._accumulator.finish()
-            shown, differs = view.joined(response) if view.before is not None else (view.whole(response), None)
+            shown, differs = view.whole(response)
         except MALFORMED:  # chunks that do not add up to a response
             if response is None:
                 problems.add("unparsed_event")
@@ -493,7 +491,7 @@ class StreamResponse(ResponseStream):
         response = shown = differs = None
         try:
             response = self._accumulator.finish()
-            shown, differs = self._view.joined(response)
+            shown, differs = self._view.whole(response)
         except MALFORMED:
             self._problems.add("unparsed_event")
         problems = tuple(sorted(self._problems))

@@ -101,7 +101,7 @@ class WholeResponse(Withheld):
             body = orjson.dumps(view.dialect.write_body(response))
         shown, problems = response, []
         try:
-            shown, differs = view.joined(response) if view.before is not None else (view.whole(response), None)
+            shown, differs = view.whole(response)
             counts_there = view.engine.always_sends_usage and not view.dialect.counts_in_choices
             if response.get("usage") is None and counts_there:
                 problems.append("no_usage")

@@ -12,8 +12,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import EngineError
-from proxy.protocols.dialects import Dialect
-from proxy.protocols.dialects.base import TranslationOptions
+from proxy.protocols.dialects.base import Dialect, TranslationOptions
 from proxy.protocols.engines.base import (
     CallOptions,
     Counted,

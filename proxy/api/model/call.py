@@ -12,8 +12,8 @@ from aiohttp import web
 from proxy.api.auth import Caller
 from proxy.api.context import Context
 from proxy.errors import EngineError, ProxyError
-from proxy.protocols.dialects import DIALECTS, Dialect
-from proxy.protocols.dialects.base import is_on
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.base import Dialect, is_on
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.json_texts import LongText

@@ -26,7 +26,8 @@ from proxy.api.model.unrecorded import forward, is_probe
 from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadRequest, UnprocessableRequest
-from proxy.protocols.dialects import DIALECTS, Dialect
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.base import Dialect
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.json_texts import LONG_TEXT, LongText, fresh_bytes, read_long

@@ -16,8 +16,8 @@ from proxy.api.http import RESPONSE_STARTED, downstream, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.config.sections import ProbeSettings
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
-from proxy.protocols.dialects import DIALECTS, Dialect
-from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.base import Dialect, DialectName
 from proxy.protocols.dialects.gemini import is_gemini
 from proxy.protocols.plan import CHAT, error_dialect_for, read_translated_call
 from proxy.protocols.sampling import bound_of, engine_model

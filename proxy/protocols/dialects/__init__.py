@@ -7,8 +7,6 @@ from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.openai import Chat, Completions
 from proxy.protocols.dialects.responses import RESPONSES
 
-__all__ = ["DIALECTS", "METHODS", "TRANSLATORS", "Dialect"]
-
 # By route. Adding a dialect takes one file and one line here.
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Chat(),

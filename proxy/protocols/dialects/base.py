@@ -223,6 +223,11 @@ def is_on(value: Any) -> bool:
     return value.lower() not in _FALSE_STRINGS if isinstance(value, str) else value not in (None, False)
 
 
+def text_or_none(value: Any) -> str | None:
+    """Return the value if it is a string."""
+    return value if isinstance(value, str) else None
+
+
 def sample_count(body: Mapping[str, Any]) -> int | None:
     """Return the number of samples per prompt: `n`, 1 if it is absent, None if it is not a positive integer."""
     n = body.get("n")

@@ -19,6 +19,7 @@ from proxy.protocols.dialects.base import (
     TranslationOptions,
     is_on,
     requested_usage,
+    text_or_none,
 )
 from proxy.protocols.json_texts import KnownPrompt
 from proxy.protocols.sampling import Sampling
@@ -382,11 +383,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in takewhile(str.isdecimal, version.split(".")))
 
 
-def text_or_none(value: Any) -> str | None:
-    """Return the value if it is a string."""
-    return value if isinstance(value, str) else None
-
-
 def sampling_defaults(shown: Any, field: str) -> dict[str, float] | None:
     """Return an engine's values for sampling fields that a request omits, from this field; None if it shows none."""
     params = shown.get(field) if isinstance(shown, dict) else None
@@ -642,5 +638,4 @@ def text_request(engine: Engine, ids: Sequence[int]) -> FollowUpRequest | None:
 
 def read_text(engine: Engine, response: Any) -> str | None:
     """Read the text of a response; None if there is none."""
-    text = response.get(engine.detokenized_field) if isinstance(response, dict) else None
-    return text if isinstance(text, str) else None
+    return text_or_none(response.get(engine.detokenized_field)) if isinstance(response, dict) else None

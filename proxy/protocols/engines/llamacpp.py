@@ -16,7 +16,7 @@ Rule 5: the prompt's ids are never returned. `__verbose.prompt` is the text that
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import DialectName, Json, is_on
+from proxy.protocols.dialects.base import DialectName, Json, is_on, text_or_none
 from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
@@ -39,7 +39,6 @@ from proxy.protocols.engines.base import (
     requests_no_tokens,
     sampling_defaults,
     several,
-    text_or_none,
     without,
 )
 

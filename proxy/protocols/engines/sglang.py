@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from proxy.errors import InvalidValue
-from proxy.protocols.dialects.base import GENERATES, DialectName, Json, ResponseOptions, is_on
+from proxy.protocols.dialects.base import GENERATES, DialectName, Json, ResponseOptions, is_on, text_or_none
 from proxy.protocols.dialects.generate import SglangGenerate, has_beams
 from proxy.protocols.engines.base import (
     ALL,
@@ -49,7 +49,6 @@ from proxy.protocols.engines.base import (
     logprobs_of,
     several,
     spans_of,
-    text_or_none,
     usage_options,
     version_numbers,
     without,

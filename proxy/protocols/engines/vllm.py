@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import DialectName, Json, TranslationOptions, is_on
+from proxy.protocols.dialects.base import DialectName, Json, TranslationOptions, is_on, text_or_none
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,
@@ -48,7 +48,6 @@ from proxy.protocols.engines.base import (
     requests_no_tokens,
     sampling_defaults,
     spans_of,
-    text_or_none,
     tools_of,
     usage_options,
     version_numbers,

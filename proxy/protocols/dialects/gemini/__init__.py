@@ -26,6 +26,7 @@ from proxy.protocols.dialects.base import (
     StreamFormat,
     Translator,
     engine_message,
+    text_or_none,
 )
 from proxy.protocols.dialects.gemini.contents import call_ids_from, sign
 from proxy.protocols.dialects.gemini.request import read, shows_thoughts
@@ -188,9 +189,8 @@ def error_from(text: str) -> Json:
         return error_object(500, engine_message(text))
     code = inner.get("code")
     status = code if type(code) is int and 400 <= code < 600 else 500
-    name = name if isinstance(name := inner.get("status"), str) else None
     details = details if isinstance(details := inner.get("details"), list) else ()
-    return error_object(status, engine_message(text), name=name, details=details)
+    return error_object(status, engine_message(text), name=text_or_none(inner.get("status")), details=details)
 
 
 # Clients of Google's read a comment as JSON (google-genai 3.4); an empty line is nothing to them.

@@ -27,6 +27,7 @@ from proxy.protocols.dialects.base import (
     ResponseRenderer,
     Translator,
     openai_error,
+    text_or_none,
 )
 from proxy.protocols.dialects.responses.request import (
     ENCRYPTED,
@@ -570,9 +571,8 @@ class Responses(Translator):
     read = staticmethod(read)
 
     def references(self, body: Mapping[str, Any]) -> References:
-        previous, items = body.get("previous_response_id"), body.get("input")
-        previous = previous if isinstance(previous, str) else None
-        return References(previous, item_ids_from(items), call_ids_from(items))
+        items = body.get("input")
+        return References(text_or_none(body.get("previous_response_id")), item_ids_from(items), call_ids_from(items))
 
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponsesRenderer:
         return ResponsesRenderer(body, identity)
@@ -583,7 +583,7 @@ class Responses(Translator):
     def engine_error(self, status: int, text: str) -> bytes:
         """Return the body of an engine's error: its message, param and code. vLLM and llama.cpp nest them, SGLang does not."""
         fields = _error_fields(text)
-        message, param, code = fields.get("message"), fields.get("param"), fields.get("code")
+        message = fields.get("message")
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         if not isinstance(message, str) or not message:
             message = text.strip()[:_MAX_MESSAGE] or f"The engine returned status {status} without a message."
@@ -592,8 +592,8 @@ class Responses(Translator):
                 "error": {
                     "message": message,
                     "type": kind,
-                    "param": param if isinstance(param, str) else None,
-                    "code": code if isinstance(code, str) else None,  # vLLM's and SGLang's repeat the status
+                    "param": text_or_none(fields.get("param")),
+                    "code": text_or_none(fields.get("code")),  # vLLM's and SGLang's repeat the status
                 }
             }
         )

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 from proxy.errors import BadRequest, InvalidValue
-from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.base import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions, text_or_none
 from proxy.protocols.dialects.responses.tools import (
     ADDITIONAL,
     arguments_for,
@@ -220,7 +220,7 @@ class _MessageBuilder:
         call_id = required(a_text, item, "call_id", path)
         name = chat_name(required(a_text, item, "name", path), optional(a_text, item, "namespace", path))
         function = self._resolved.calls.get(call_id, {})
-        sampled = text if isinstance(text := function.get("arguments"), str) else None
+        sampled = text_or_none(function.get("arguments"))
         if item.get("type") == "function_call":
             arguments = self._restored(call_id, sampled, required(a_text, item, "arguments", path))
         else:
