@@ -8,7 +8,6 @@ Invariant: the whole response equals the response in the stream's last event, ho
 to reasoning or text after another item, a new item begins.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -196,33 +195,14 @@ class _Part:
         return {"logprobs": list(entries)} if self.kind == "output_text" else {}
 
 
-class Item(ABC):
-    """An item while it is streamed. `fields` are the fields of its JSON that do not change."""
+class TextItem:
+    """A message or a reasoning item while it is streamed: parts with one text each. `fields`: of its JSON, at its beginning."""
 
     def __init__(self, events: Events, name: str, index: int, fields: Json) -> None:
         self._events = events
         self._name = name
-        self._index = index
-        self._fields = dict(fields)
-
-    def begin(self) -> bytes:
-        """Return its first event."""
-        return self._item_event("added", "in_progress")
-
-    @abstractmethod
-    def to_json(self, status: Status) -> Json:
-        """Return the item as JSON, with its content so far."""
-
-    def _item_event(self, stage: str, status: Status) -> bytes:
-        item = self.to_json(status)
-        return self._events.write(f"response.output_item.{stage}", output_index=self._index, item=item)
-
-
-class TextItem(Item):
-    """A message or a reasoning item: parts with one text each."""
-
-    def __init__(self, events: Events, name: str, index: int, fields: Json) -> None:
-        super().__init__(events, name, index, fields)
+        self.index = index
+        self._fields = fields
         self._parts: dict[PartKind, _Part] = {}
 
     def append(self, kind: PartKind, piece: str, logprobs: Sequence[Json] = ()) -> bytes:
@@ -259,28 +239,29 @@ class TextItem(Item):
         """Return a part's text so far."""
         return "".join(self._parts[kind].pieces) if kind in self._parts else ""
 
-    def end(self, status: Status, **fields: Any) -> bytes:
-        """Return the last events of the item and of its parts; `fields` are the fields that are only known at the end."""
+    def end(self, fields: Json) -> bytes:
+        """Return the last events of its parts; `fields` are the fields that are only known at the end."""
         self._fields |= fields
         events = []
         for part in self._parts.values():
             logprobs = part.logprobs_field(part.logprobs)
             events.append(self._event(f"response.{part.kind}.done", part, **part.text(), **logprobs))
             events.append(self._event("response.content_part.done", part, part=part.to_json()))
-        return b"".join([*events, self._item_event("done", status)])
+        return b"".join(events)
 
     def to_json(self, status: Status) -> Json:
+        """Return the item as JSON, with its content so far."""
         content = [part.to_json() for part in self._parts.values()]
         return {"id": self._name, **self._fields, "content": content, "status": status}
 
     def _ids(self, of: _Part) -> Json:
-        return {"item_id": self._name, "output_index": self._index, "content_index": of.index}
+        return {"item_id": self._name, "output_index": self.index, "content_index": of.index}
 
     def _event(self, event: str, of: _Part, /, **fields: Any) -> bytes:
         return self._events.write(event, **self._ids(of), **fields)
 
 
-class CallItem(Item):
+class CallItem:
     """A call of a function or a custom tool. Argument text is streamed as sampled; a custom tool's input is read from it."""
 
     def __init__(self, events: Events, name: str, index: int, tool: Tool, call_id: str) -> None:
@@ -289,20 +270,23 @@ class CallItem(Item):
         self._event_name = "function_call_arguments" if self._reader is None else "custom_tool_call_input"
         namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
         kind = "function_call" if self._reader is None else "custom_tool_call"
-        super().__init__(events, name, index, {"type": kind, "call_id": call_id, "name": tool.name, **namespace})
+        self._events = events
+        self._name = name
+        self.index = index
+        self._fields = {"type": kind, "call_id": call_id, "name": tool.name, **namespace}
         self._pieces: list[str] = []
 
     def append(self, arguments: str) -> bytes:
         """Return the events of a piece of the argument text."""
         return self._append(arguments if self._reader is None else self._reader.feed(arguments))
 
-    def end(self, status: Status) -> bytes:
-        """Return its last events."""
+    def end(self) -> bytes:
+        """Return the last events of its argument text."""
         events = b"" if self._reader is None else self._append(self._reader.end())
-        events += self._event("done", **{self._field: "".join(self._pieces)})
-        return events + self._item_event("done", status)
+        return events + self._event("done", **{self._field: "".join(self._pieces)})
 
     def to_json(self, status: Status) -> Json:
+        """Return the item as JSON, with its argument text so far."""
         status_field = {"status": status} if self._reader is None else {}  # custom calls have no status
         return {"id": self._name, **self._fields, self._field: "".join(self._pieces), **status_field}
 
@@ -313,7 +297,7 @@ class CallItem(Item):
         return self._event("delta", delta=piece)
 
     def _event(self, stage: str, **fields: Any) -> bytes:
-        ids = {"item_id": self._name, "output_index": self._index}
+        ids = {"item_id": self._name, "output_index": self.index}
         return self._events.write(f"response.{self._event_name}.{stage}", **ids, **fields)
 
 
@@ -428,7 +412,11 @@ class ResponsesRenderer(ResponseRenderer):
     def _begin_item(self, item: TextItem | CallItem) -> bytes:
         self._items.append(item)
         self._open = item
-        return item.begin()
+        return self._item_event("added", item, "in_progress")
+
+    def _item_event(self, stage: str, item: TextItem | CallItem, status: Status) -> bytes:
+        kind = f"response.output_item.{stage}"
+        return self._events.write(kind, output_index=item.index, item=item.to_json(status))
 
     def _add_call(self, call: Json) -> bytes:
         index = call["index"]
@@ -468,11 +456,12 @@ class ResponsesRenderer(ResponseRenderer):
         item, self._open = self._open, None
         if item is None:
             return b""
-        status = self._status_of(item)
         if isinstance(item, CallItem):
-            return item.end(status)
-        sealed = self._adds_seal and bool(self._reasoning) and item is self._reasoning[-1]
-        return item.end(status, **({"encrypted_content": seal(item.text_of("reasoning_text"))} if sealed else {}))
+            events = item.end()
+        else:
+            is_sealed = self._adds_seal and bool(self._reasoning) and item is self._reasoning[-1]
+            events = item.end({"encrypted_content": seal(item.text_of("reasoning_text"))} if is_sealed else {})
+        return events + self._item_event("done", item, self._status_of(item))
 
     def _status_of(self, item: TextItem | CallItem) -> Status:
         """Return the status of an item. A cut response has one incomplete item: its last call, else its last item."""

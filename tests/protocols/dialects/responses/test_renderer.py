@@ -344,20 +344,17 @@ def test_events_are_numbered_from_zero():
 def test_a_text_items_events_are_in_the_apis_order():
     """An empty delta adds the part and sends no delta event."""
     item = TextItem(Events(), "msg_1", 3, {"type": "message", "role": "assistant"})
-    events = events_of(
-        item.begin() + item.append("output_text", "") + item.append("output_text", "a") + item.end("completed")
-    )
+    events = events_of(item.append("output_text", "") + item.append("output_text", "a") + item.end({"x": 1}))
 
     assert [event["type"].removeprefix("response.") for event in events] == [
-        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
-        "output_item.done",
+        "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
     ]  # fmt: skip
     assert {event["output_index"] for event in events} == {3}
-    assert (
-        events[-1]["item"]["content"][0]["text"],
-        events[-1]["item"]["id"],
-        events[-1]["item"]["status"],
-    ) == ("a", "msg_1", "completed")
+    (part,) = [event["part"] for event in events if event["type"].endswith("content_part.done")]
+    assert item.to_json("completed") == {
+        "id": "msg_1", "type": "message", "role": "assistant", "x": 1, "content": [part], "status": "completed",
+    }  # fmt: skip
+    assert part["text"] == "a"
 
 
 def test_text_and_refusal_are_parts_with_their_own_index():
@@ -373,11 +370,11 @@ def test_text_and_refusal_are_parts_with_their_own_index():
 def test_argument_deltas_are_forwarded_as_sampled():
     """Valid JSON or not."""
     item = CallItem(Events(), "fc_1", 0, Tool("crm__f", "function", "f", "crm"), "c")
-    events = events_of(item.begin() + item.append("{ ") + item.append("") + item.append("x") + item.end("completed"))
+    events = events_of(item.append("{ ") + item.append("") + item.append("x") + item.end())
 
     assert [event["delta"] for event in events if event["type"].endswith(".delta")] == ["{ ", "x"]
-    assert events[-2]["arguments"] == "{ x"
-    assert events[-1]["item"] == {
+    assert events[-1]["arguments"] == "{ x"
+    assert item.to_json("completed") == {
         "id": "fc_1", "type": "function_call", "call_id": "c", "name": "f", "namespace": "crm", "arguments": "{ x",
         "status": "completed",
     }  # fmt: skip
@@ -393,13 +390,9 @@ def test_the_input_of_a_custom_tool_is_streamed_without_its_json_quoting():
     assert [
         [event["delta"] for event in events_of(valid.append(piece))] for piece in ('{"input": "', "a\\", 'n"}')
     ] == [[], ["a"], ["\n"]]
-    assert event_types(valid.end("completed")) == ["custom_tool_call_input.done", "output_item.done"]
+    assert event_types(valid.end()) == ["custom_tool_call_input.done"]
     assert invalid.append("{}") == b""
-    assert event_types(invalid.end("completed")) == [
-        "custom_tool_call_input.delta",
-        "custom_tool_call_input.done",
-        "output_item.done",
-    ]
+    assert event_types(invalid.end()) == ["custom_tool_call_input.delta", "custom_tool_call_input.done"]
     assert invalid.to_json("completed") == {
         "id": "ctc_1",
         "type": "custom_tool_call",
