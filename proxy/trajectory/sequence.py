@@ -566,8 +566,12 @@ def mixed_from(step: Step, choice: Choice) -> int | None:
     ]
     if len(changes) > step.resumed:
         return changes[0]
-    known = {step.policy_version, *(span.policy_version for each in step.choices for span in each.spans)}
-    if step.policy_version_end is None or step.policy_version_end in known:
+    if step.policy_version_end is None:
+        return None
+    if step.policy_version_end in {
+        step.policy_version,
+        *(span.policy_version for each in step.choices for span in each.spans),
+    }:
         return None
     return choice.spans[-1].start if choice.spans else 0
 

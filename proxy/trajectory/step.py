@@ -21,7 +21,8 @@ BRANCHED_FROM: Final = "branched_from"  # in `extra`: the step whose call a live
 ANNOUNCED: Final = "announced_version"  # in `extra`: of the policy, if the engine reported an older one
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 PROCESSED: Final = ("processed_logprobs", "processed_logits")  # modes after truncation, so logprobs are renormalized
-_TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
+# The parameters that truncate sampling, and their values without effect.
+_TRUNCATES: Final = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
 _LARGEST: Final = 2**31  # of a sampling setting; a NaN is not below it
 _OTHERS: Final = frozenset[Dialect]({"completions", "generate", "sglang_generate"})  # others are translated to chat
 
@@ -162,7 +163,7 @@ class Step:
     def inherited(self) -> Sampled | None:
         """The step that was sampled, if this one was answered from it; None for a live step."""
         of = self.extra.get(INHERITED)
-        if not isinstance(of, Mapping):
+        if not isinstance(of, dict):
             return None
         rollout_id, step_id = of.get("rollout_id"), of.get("step_id")
         return Sampled(rollout_id, step_id) if isinstance(rollout_id, str) and isinstance(step_id, str) else None
@@ -215,7 +216,7 @@ class Step:
 
 def truncation_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return those parameters of truncated sampling (top-k, top-p, min-p) that take effect."""
-    return {name: sampling[name] for name, off in _TRUNCATES.items() if sampling.get(name) not in (None, *off)}
+    return {name: sampling[name] for name, off in _TRUNCATES.items() if sampling.get(name) not in off}
 
 
 def answers_of(step: Step) -> dict[int, dict[str, Any]]:

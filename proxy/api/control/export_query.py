@@ -134,7 +134,10 @@ class ExportQuery:
             planned = Planned(replace(plan, render=plan.pack), weights.packed)
         if planned.weight > max_rendered:
             return planned
-        rows = (await planned.rows()).rows
+        try:
+            rows = await aside(planned.weight, lambda: list(planned.plan.render()))
+        except Inexpressible as error:
+            raise refusal(error) from None
         return Planned(replace(plan, render=rows.__iter__), planned.weight, is_rendered=True)
 
     def about(self, rollout: Rollout, rows: Plan | Rows, raw: RolloutFacts | None = None) -> list[dict[str, Any]]:
