@@ -17,7 +17,7 @@ from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import Digests, replies_of, role_of
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.sequence import sequences
+from proxy.trajectory.sequence import Sequences, sequences
 from proxy.trajectory.step import BRANCHED_FROM, DEFAULT_POLICY, Choice, Step, answers_of, messages_of
 from proxy.trajectory.threads import Threads, find_threads
 from proxy.trajectory.tree import Key, Node, Tree, earlier_attempts, grow
@@ -136,66 +136,64 @@ def outline(
     """
     tree = grow(steps)
     exported = sequences([step for step in steps if exports is None or exports(step)], facts, tree=tree)
-    branches: dict[tuple[str, int], list[int]] = {}
-    owners: dict[tuple[str, int], int] = {}
-    for number, branch in enumerate(exported.branches):
-        for node in branch.path:
-            branches.setdefault(node.key, []).append(number)
-            if node.position in branch.owned:
-                owners[node.key] = number
-    superseded = tree.superseded()
-    forks = find_forks(tree, {boundary.step_id for boundary in drift})
-    continuations = {step.step_id: found for step in steps if (found := _continuation(step, reasons or {}))}
     threads = threads or find_threads(steps)
-    calls = {step.step_id: (_call(step, continuations.get(step.step_id)), answers_of(step)) for step in steps}
-    for step_id, (call, _) in calls.items():
-        call["thread"] = threads.of[step_id].name
+    continuations = {step.step_id: found for step in steps if (found := _continuation(step, reasons or {}))}
+    calls = {
+        step.step_id: _call(step, continuations.get(step.step_id), threads.of[step.step_id].name) for step in steps
+    }
+    forks = find_forks(tree, {boundary.step_id for boundary in drift})
     return {
         "rollout_id": facts.rollout_id,
-        "nodes": [
-            {
-                **_node(node, *calls[node.step.step_id]),
-                "superseded": node.position in superseded,
-                "branches": branches.get(node.key, []),
-                "owner": owners.get(node.key),
-                **({} if (fork := forks.get(node.key)) is None else {"fork": _shown_fork(fork)}),
-            }
-            for node in tree.nodes
-        ],
+        "nodes": _nodes(steps, tree, exported, calls, forks),
         "logprobs": histogram(node.choice for node in tree.nodes if node.step.inherited is None),
         "drift": [
             {**asdict(boundary), **{name: why[name] for name in ("reason", "why") if name in why}}
             for boundary in drift
             for why in [continuations.get(boundary.step_id, {})]
         ],
-        "unplaced": [{**calls[step.step_id][0], "why": why} for step, why in tree.unplaced],
+        "unplaced": [{**calls[step.step_id], "why": why} for step, why in tree.unplaced],
         "threads": [thread.as_json() for thread in threads.all],
         "counts": _counts(steps, tree, len(exported.branches), len(drift)),
     }
 
 
-def _shown_fork(fork: Fork) -> dict[str, Any]:
-    return {**_present(asdict(fork)), "why": KINDS[fork.kind]}
-
-
-def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "node": node.position,
-        **call,
-        "choice": node.choice.index,
-        "parent": node.parent,
-        "start": node.start,
-        "end": node.end,
-        "finish_reason": node.choice.finish_reason,
-        "opening": _opening(answers.get(node.choice.index, {})),
-    }
+def _nodes(
+    steps: Iterable[Step], tree: Tree, exported: Sequences, calls: Mapping[str, Any], forks: Mapping[Key, Fork]
+) -> list[dict[str, Any]]:
+    branches: dict[Key, list[int]] = {}
+    owners: dict[Key, int] = {}
+    for number, branch in enumerate(exported.branches):
+        for node in branch.path:
+            branches.setdefault(node.key, []).append(number)
+            if node.position in branch.owned:
+                owners[node.key] = number
+    superseded = tree.superseded()
+    answers = {step.step_id: answers_of(step) for step in steps}
+    shown_forks = {key: {**_present(asdict(fork)), "why": KINDS[fork.kind]} for key, fork in forks.items()}
+    return [
+        {
+            "node": node.position,
+            **calls[node.step.step_id],
+            "choice": node.choice.index,
+            "parent": node.parent,
+            "start": node.start,
+            "end": node.end,
+            "finish_reason": node.choice.finish_reason,
+            "opening": _opening(answers[node.step.step_id].get(node.choice.index, {})),
+            "superseded": node.position in superseded,
+            "branches": branches.get(node.key, []),
+            "owner": owners.get(node.key),
+            **({"fork": shown_forks[node.key]} if node.key in shown_forks else {}),
+        }
+        for node in tree.nodes
+    ]
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
+def _call(step: Step, continuation: Mapping[str, Any] | None, thread: str) -> dict[str, Any]:
     """Return the fields of a call for the time line.
 
     `started_ms` is when it was sent, `ended_ms` when its last byte arrived.
@@ -221,6 +219,7 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "problems": list(step.problems),
         **({} if continuation is None else {"continuation": continuation}),
         **_played(step),
+        "thread": thread,
     }
 
 
