@@ -18,13 +18,12 @@ from proxy.rollouts.admission import Admission
 from proxy.rollouts.drift import DriftReporter
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
-from proxy.rollouts.playback import Tapes
+from proxy.rollouts.playback import ServedTapes, Tapes
 from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import LiveRollouts
 from proxy.rollouts.scoring.rescoring import Rescorers
-from proxy.rollouts.served_tapes import ServedTapes
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.trajectory.thread_rules import ThreadOptions

@@ -39,7 +39,7 @@ from proxy.rollouts.drift import DriftReporter, DriftWatch
 from proxy.rollouts.finishing import Deadlines, Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.outages import Journal
-from proxy.rollouts.playback import Tapes
+from proxy.rollouts.playback import ServedTapes, Tapes
 from proxy.rollouts.policy import Heartbeats, Pause, Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
@@ -47,7 +47,6 @@ from proxy.rollouts.renewals import Activity, Lifetimes
 from proxy.rollouts.rollout import LiveRollouts, Rollout
 from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, ScoringEngines, ScoringLimits
-from proxy.rollouts.served_tapes import ServedTapes
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY

@@ -1,18 +1,18 @@
 """Connections to the engine endpoints: detection, health checks, routing, queues and requests.
 
-endpoint          one engine, its queue of calls that is fair between rollouts, and the order in which calls try the endpoints
-detection         detects what an engine is
-health            health checks, and for how long an endpoint is ejected
-lora              loads and unloads LoRA adapters
-client            requests to endpoints, and their errors
+endpoint          one engine, its ejection, its queue of calls that is fair between rollouts, what calls showed about it, and
+                  the order in which calls try the endpoints
+client            requests to endpoints, their errors, detection and health checks
+context_window    token counts of prompts, and what else is requested before a call
 http_client       HTTP/1.1 on aiohttp's connections
+registry          the current list of endpoints
+tokenizers        configured tokenizers, and texts of token ids
 
 aiohttp's exceptions are translated here: callers see only exceptions of `proxy.errors`. Nothing in this package interprets a
 body.
 """
 
-from proxy.upstream.client import Upstream
+from proxy.upstream.client import Upstream, ejected_for
 from proxy.upstream.endpoint import Endpoint, choose, least_loaded, preferred, ranked
-from proxy.upstream.health import ejected_for
 
 __all__ = ["Endpoint", "Upstream", "choose", "ejected_for", "least_loaded", "preferred", "ranked"]

@@ -16,9 +16,17 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.mismatch import RULES, VERSION, Batch, simulated
 from proxy.errors import Conflict, Damaged, UnprocessableRequest
-from proxy.rollouts import mismatch_reports
-from proxy.rollouts.mismatch import MAX_VALUES, merged, tokens_of
-from proxy.rollouts.mismatch_reports import Part, Report, count, newest_reports, part_from, read
+from proxy.rollouts.mismatch import (
+    MAX_VALUES,
+    Part,
+    Report,
+    count_part,
+    merged,
+    newest_reports,
+    part_from,
+    read_report,
+    tokens_of,
+)
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
 from tokentape.mismatch_sums import mismatch
@@ -46,7 +54,7 @@ def of_row(report, name):
 
 
 async def add(store, report, batch="b"):
-    before, now = await count(store, batch, report, now_ms=1000)
+    before, now = await count_part(store, batch, report, now_ms=1000)
     return now is not before
 
 
@@ -65,7 +73,7 @@ def test_parts_of_four_ranks_add_up_in_any_order_repeated_and_partly_lost(sent):
 @pytest.fixture
 def unordered(monkeypatch):
     """Let each addition of this process compete in the store, as those of several processes do."""
-    monkeypatch.setattr(mismatch_reports, "_TURNS", SimpleNamespace(setdefault=lambda name, turn: turn))
+    monkeypatch.setattr("proxy.rollouts.mismatch._TURNS", SimpleNamespace(setdefault=lambda name, turn: turn))
 
 
 @pytest.mark.usefixtures("unordered")
@@ -75,7 +83,7 @@ async def test_parts_that_processes_add_at_once_are_all_counted_once(server, sto
     reports = [report_of(number, rank=number) for number in range(8)] * 3
     random.Random(1).shuffle(reports)
     added = await asyncio.gather(*(add((store, other)[at % 2], each) for at, each in enumerate(reports)))
-    found = await read(store, "b")
+    found = await read_report(store, "b")
     await other.close()
 
     assert sum(added) == len(found.parts) == 8
@@ -89,7 +97,7 @@ async def test_parts_that_processes_add_at_once_are_all_counted_once(server, sto
 async def test_of_parts_that_overlap_one_is_counted(store):
     """The others are conflicts, also if all are added at once."""
     added = await asyncio.gather(*(add(store, report_of(at, at + 1)) for at in (0, 1, 0)), return_exceptions=True)
-    found = await read(store, "b")
+    found = await read_report(store, "b")
 
     assert len(found.parts) == 1
     assert len(found.parts[0].rows) == found.sums["sequences"][0] == 2
@@ -120,7 +128,7 @@ async def test_a_damaged_report_is_named_and_no_part_is_added_to_it(store, chang
     await store.mismatches.update_if("mismatch:b", {"mismatch": change(stored)}, expect={}, now_ms=1000)
 
     with pytest.raises(Damaged, match="stored mismatch 'b'"):
-        await read(store, "b")
+        await read_report(store, "b")
     with pytest.raises(Damaged):
         await add(store, report_of(2))
 
@@ -148,7 +156,7 @@ async def test_the_values_of_a_dimension_are_limited_over_all_parts(store):
         await add(store, of_row(report_of(1, sums=with_values(sums, "model", ["one more"])), 999))
     assert await add(store, of_row(report_of(1, sums=with_values(sums, "model", ["m0"])), 1000))
 
-    assert len((await read(store, "b")).sums["cells"]["model"]) == MAX_VALUES
+    assert len((await read_report(store, "b")).sums["cells"]["model"]) == MAX_VALUES
     assert len((await store.mismatches.get("mismatch:b")).fields["mismatch"]) < 100_000
 
 
@@ -201,7 +209,7 @@ async def test_the_rows_of_a_batch_are_limited(store):
 
 async def test_the_newest_reports_are_summarized_for_a_policy(store):
     for number, policy in enumerate(("default", "other", "default")):
-        await count(store, f"b{number}", report_of(*range(number, 16), policy=policy), now_ms=1000 + number)
+        await count_part(store, f"b{number}", report_of(*range(number, 16), policy=policy), now_ms=1000 + number)
     await store.batches.open("b3", {}, now_ms=2000)
     await store.mismatches.open("mismatch:b4", {}, now_ms=2001)
     metrics = make_metrics(CollectorRegistry())

@@ -37,8 +37,7 @@ from proxy.rollouts.group import (
     read_group,
     read_members,
 )
-from proxy.rollouts.mismatch import Rules
-from proxy.rollouts.mismatch_reports import newest_reports
+from proxy.rollouts.mismatch import Rules, newest_reports
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fields
 from proxy.rollouts.steps import aside

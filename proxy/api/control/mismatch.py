@@ -14,10 +14,21 @@ from proxy.api.control.schemas import PostMismatch
 from proxy.api.http import json_response
 from proxy.api.requests import body_from, rollout_id_from
 from proxy.errors import NotFound, UnprocessableRequest
-from proxy.rollouts import mismatch_reports
 from proxy.rollouts.group import Batch, read_group
-from proxy.rollouts.mismatch import ALL, Rules, Sums, Verdict, described, mean_size, tokens_of, verdicts_of
-from proxy.rollouts.mismatch_reports import Report
+from proxy.rollouts.mismatch import (
+    ALL,
+    Report,
+    Rules,
+    Sums,
+    Verdict,
+    count_part,
+    described,
+    mean_size,
+    part_from,
+    read_report,
+    tokens_of,
+    verdicts_of,
+)
 from proxy.rollouts.policy import read_announced
 from proxy.trajectory.facts import number_of
 from proxy.upstream.concurrency import in_thread
@@ -30,11 +41,11 @@ async def post_mismatch(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body = await body_from(request, PostMismatch)
     batch = await _reported(request, body.policy)
-    part, sums = await in_thread(mismatch_reports.part_from, body.rank, body.rows, body.sums)
+    part, sums = await in_thread(part_from, body.rank, body.rows, body.sums)
     await _check_version(context, batch, body.policy_version, sums)
     await _check_rows(context, batch, body.rows)
     given, now_ms = Report(batch.policy, body.policy_version, (part,), sums), context.clock.now_ms()
-    before, report = await mismatch_reports.count(context.store, batch.batch_id, given, now_ms=now_ms)
+    before, report = await count_part(context.store, batch.batch_id, given, now_ms=now_ms)
     known, verdicts = await in_thread(_judged, context, before, report)
     if report is not before:
         _measure(context, given, {each.verdict for each in verdicts} - {each.verdict for each in known})
@@ -58,7 +69,7 @@ def _measure(context: Context, part: Report, verdicts: set[str]) -> None:
 async def show_mismatch(request: web.Request) -> web.Response:
     """`GET /batches/{id}/mismatch`: the sums of all parts, their means and the verdicts."""
     context, name = request.app[CONTEXT], rollout_id_from(request)
-    report = await mismatch_reports.read(context.store, name)
+    report = await read_report(context.store, name)
     if report is None:
         raise NotFound(f"Batch {name!r} has no mismatch: no part of it was reported.", param="batch_id")
     return json_response(await in_thread(_described, context, name, report))

@@ -21,9 +21,8 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.plan import TranslatedCall, translator_of
 from proxy.rollouts.idempotency import COUNT, Attempt, StoredAnswer, retry_fields, stored_answer_from
-from proxy.rollouts.playback import Recorded, Tapes, inherited
+from proxy.rollouts.playback import Recorded, ServedTapes, Tapes, inherited
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Playback, Played, marked, read_marks
-from proxy.rollouts.served_tapes import ServedTapes
 from proxy.trajectory.codec import UnreadableRecord
 from proxy.trajectory.step import Step
 from proxy.trajectory.tape import Asked, Tape, TapeStep, difference, from_difference

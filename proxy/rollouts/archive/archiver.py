@@ -22,9 +22,8 @@ import orjson
 
 from proxy.clock import Clock, new_id
 from proxy.errors import Damaged
-from proxy.rollouts.archive.dataset import Dataset
+from proxy.rollouts.archive.dataset import GROUP_BYTES, ArchiveWriter, Dataset
 from proxy.rollouts.archive.rows import CLAIM, RolloutRows, saved_json
-from proxy.rollouts.archive.tables import GROUP_BYTES, ArchiveWriter
 from proxy.rollouts.group import Group, find_group, members_of, read_group
 from proxy.rollouts.rollout import FINISHED, Rollout, left_out, read_rollout, read_rollouts, value_or
 from proxy.telemetry.logs import LOG

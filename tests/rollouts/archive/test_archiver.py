@@ -13,8 +13,7 @@ from tests.support.sweeping import Process, SetClock, open_group
 
 from proxy.clock import SystemClock
 from proxy.rollouts.archive.archiver import Archived, BackgroundArchive, RolloutChanged, write_rollout
-from proxy.rollouts.archive.dataset import ArchiveError, Dataset
-from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
+from proxy.rollouts.archive.dataset import ArchiveError, ArchiveWriter, Dataset, read_rows
 from proxy.rollouts.rollout import read_rollout
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import make_metrics

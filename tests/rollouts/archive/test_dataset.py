@@ -6,8 +6,7 @@ from io import BytesIO
 
 import pytest
 
-from proxy.rollouts.archive.dataset import ArchiveError, Dataset
-from proxy.rollouts.archive.tables import COLUMNS, ArchiveWriter
+from proxy.rollouts.archive.dataset import COLUMNS, ArchiveError, ArchiveWriter, Dataset
 
 
 def parquet(*names):

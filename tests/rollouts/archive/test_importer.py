@@ -14,9 +14,9 @@ from tests.support.sweeping import Process, SetClock, open_group
 
 from proxy.rollouts.archive import dataset
 from proxy.rollouts.archive.archiver import Archived
+from proxy.rollouts.archive.dataset import ArchiveWriter, read_rows
 from proxy.rollouts.archive.importer import InvalidRow
 from proxy.rollouts.archive.rows import CLAIM
-from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
 from proxy.rollouts.group import find_group
 from proxy.rollouts.rollout import read_rollout
 from storage import StoreOptions, open_store

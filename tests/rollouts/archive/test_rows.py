@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.any_json import deep, odd_steps
 from tests.support.forests import make_choice, make_step, rollouts
 
+from proxy.rollouts.archive.dataset import ArchiveWriter, read_rows
 from proxy.rollouts.archive.rows import RolloutRows, name_of, read_saved, record_of, saved_json
-from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode, encode, open_frame
 from proxy.trajectory.images import names_in

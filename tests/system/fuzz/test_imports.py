@@ -19,7 +19,7 @@ from tests.support.damaged_reads import Reading, read_everything, read_one, smal
 from tests.support.odd_values import odd_text
 from tests.support.stored_damage import odd_inside, value
 
-from proxy.rollouts.archive.tables import COLUMNS, ArchiveWriter, arrow, read_rows
+from proxy.rollouts.archive.dataset import COLUMNS, ArchiveWriter, arrow, read_rows
 from storage import StoreOptions, open_store
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]

@@ -6,7 +6,7 @@ from io import BytesIO
 import pyarrow.parquet as pq
 import pytest
 
-from proxy.rollouts.archive.tables import COLUMNS, SCHEMA, SCHEMA_KEY, ArchiveWriter, _swapped, read_rows
+from proxy.rollouts.archive.dataset import COLUMNS, SCHEMA, SCHEMA_KEY, ArchiveWriter, _swapped, read_rows
 
 
 def written(rows, *limits):

@@ -184,7 +184,7 @@ async def send(http, base, calls) -> list[int]:
 async def test_old_playbacks_are_deleted(served, monkeypatch):
     """The store of a proxy that serves a tape for months does not grow."""
     url, http = served
-    monkeypatch.setattr("proxy.rollouts.served_tapes.MAX_KEPT", 2)
+    monkeypatch.setattr("proxy.rollouts.playback.MAX_KEPT", 2)
     for _ in range(4):
         assert await Agent(http, f"{url}/rollouts/r1/v1").run() == [200] * 3
 

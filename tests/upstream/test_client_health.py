@@ -67,7 +67,7 @@ async def test_an_engine_without_a_health_route_is_healthy_unless_it_returns_5xx
 
 
 async def test_a_health_check_that_times_out_is_a_fault(upstream_to, monkeypatch):
-    monkeypatch.setattr("proxy.upstream.health._CHECK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("proxy.upstream.client._CHECK_TIMEOUT_S", 0.05)
     async with fake_engine() as engine:
         engine.fixed_responses = {}
         upstream = upstream_to(engine.url, kind="plain")
