@@ -52,6 +52,7 @@ _JOINTS: Final = {
     "sglang": " "
 }  # between text parts (SGLang 0.5.23, parser/jinja_template_utils.py); others have a line end
 _NO_STOPS: Final = frozenset[int]()
+_NO_NAMES: Final = frozenset[str]()
 _FINISHED: Final = ("stop", "length", "tool_calls", "function_call")
 _TEXT_FIELDS: Final = 2  # type and text
 _MEDIA: Final = ("image", "video", "audio", "file", "embeds")
@@ -176,8 +177,9 @@ class Conversations:
             message = messages[before + 1]
             if role_of(message) != "assistant":
                 continue
-            equal = replies.get(_key(message, text_of(message)), ())
-            ranks = {turn: _rank(turn.reply, message) for turn in equal}
+            text = text_of(message)
+            equal = replies.get(_key(message, text), ())
+            ranks = {turn: _rank(turn.reply, message, text) for turn in equal}
             equal = [turn for turn in equal if drops_thoughts or ranks[turn]]
             if equal:
                 step_ids = named.get(chain[before])
@@ -270,12 +272,12 @@ def _key(message: Message, text: str) -> bytes:
     return digest.digest()
 
 
-def _rank(reply: Message, message: Message) -> int:
-    """Return how a message repeats a reply: 2 unchanged, 1 formatted differently, 0 without the reasoning in its text."""
-    ours, theirs = text_of(reply), text_of(message)
-    if ours == theirs:
+def _rank(reply: Message, message: Message, text: str) -> int:
+    """Return how a message with this text repeats a reply: 2 unchanged, 1 formatted differently, 0 without its reasoning."""
+    ours = text_of(reply)
+    if ours == text:
         return 2 if raw_calls(reply) == raw_calls(message) else 1
-    return 1 if ours.strip() == theirs.strip() else 0
+    return 1 if ours.strip() == text.strip() else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -320,8 +322,13 @@ class Turns:
     def _add(self, step: Step, index: int | None, body: Mapping[str, Any], place: Place, text: str | None) -> None:
         """Add the choices of a step after the messages of this place, or after this prompt text."""
         answers = answers_of(step)
-        for answer in answers.values():
-            if calls := _calls_by_id(step.step_id, answer.get("message")):
+        response_id = (step.response or {}).get("id")
+        own_names = (response_id,) if isinstance(response_id, str) else ()
+        names = {}
+        for number, answer in answers.items():
+            calls = _calls_by_id(step.step_id, answer.get("message"))
+            names[number] = frozenset((*calls, *own_names))
+            if calls:
                 self.calls |= calls
                 texts = [function.get("arguments") for function in calls.values()]
                 size = _BYTES_PER_CALL * len(calls) + _length(texts)
@@ -332,10 +339,13 @@ class Turns:
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
             answer = answers.get(choice.index, {})
-            turn = _turn(step, index, place, choice, answer, prompts, parent, rendering)
+            turn = _turn(step, body, index, place, choice, answer, prompts, parent, rendering)
             if turn is None:
                 continue
-            turn.options = options  # once for all choices: tools may be long
+            turn.options, turn.names = (
+                options,
+                names.get(choice.index, _NO_NAMES),
+            )  # once for all choices: tools may be long
             if text is None:
                 self.conversations.add(turn, before)
             else:
@@ -445,8 +455,9 @@ def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def _turn(  # noqa: PLR0917 - the parts of a turn
+def _turn(  # noqa: PLR0913, PLR0917 - the parts of a turn
     step: Step,
+    body: Mapping[str, Any],
     index: int | None,
     place: Place,
     choice: Choice,
@@ -462,17 +473,14 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
     is_usable = step.exact and step.status == "complete" and choice.finish_reason in _FINISHED
     if choice.prompt >= len(prompts) or not isinstance(answer.get("text", ""), str):
         return None
-    prompt, body = prompts[choice.prompt], step.body
-    stops = body.get("stop_token_ids")
-    response_id = (step.response or {}).get("id")
-    names = {*_calls_by_id(step.step_id, message), *([response_id] if isinstance(response_id, str) else ())}
+    prompt, stops = prompts[choice.prompt], body.get("stop_token_ids")
     return Turn(
         step_id=step.step_id,
         choice=choice.index,
         index=-1 if index is None else index,
         place=place,
         reply=message,
-        names=frozenset(names),
+        names=_NO_NAMES,
         agent=agent_of(step.extra, step.request),
         is_delivered=step.delivered,
         prompt=prompt,
@@ -578,6 +586,8 @@ def match(
 
 def nearest(turns: Sequence[Turn], undelivered: Collection[str] = ()) -> Turn | None:
     """Return the youngest of turns with equal ids, the delivered ones if there are any; None if their ids differ."""
+    if len(turns) == 1:
+        return turns[0]
     turns = [turn for turn in turns if turn.step_id not in undelivered] or turns
     youngest = max(turns, key=lambda turn: turn.index)
     return youngest if all(turn is youngest or _has_ids_of(turn, youngest) for turn in turns) else None
