@@ -34,7 +34,7 @@ from proxy.continuation.types import (
     Render,
     rendering_of,
 )
-from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
+from proxy.errors import BadRequest, DamagedStep, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects.responses.request import repeated_steps
 from proxy.protocols.engines.base import (
     FollowUpRequest,
@@ -65,7 +65,7 @@ from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_rules import agent_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, PLAIN_BYTES, BackgroundTasks, off_loop
-from proxy.upstream.endpoint import MISSES, PAUSE_S
+from proxy.upstream.endpoint import MISSES, PAUSE_S, UNAVAILABLE_STATUSES
 from proxy.upstream.http_client import CONTINUATION_HEADER
 from storage.errors import StorageError
 from storage.redis.store import Store
@@ -178,6 +178,8 @@ class PromptLookups:
         status, body = await self._upstream.post_json(self._endpoint, request.path, text, known=known)
         if status == 200:
             return body
+        if status in UNAVAILABLE_STATUSES:
+            raise EngineDisconnected(f"POST {request.path} returned {status}")
         if status in {405, 501} or (status == 404 and not await self._serves(request)):
             self.fault = "unsupported"
             self._endpoint.continuation_fault.show(self._rollout_id, "unsupported")

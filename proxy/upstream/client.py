@@ -114,6 +114,7 @@ async def _probe_all(endpoint: Endpoint, paths: Sequence[str], send_probe: SendP
 # request is written to a connection that the engine has just closed.
 _KEEPALIVE_S = 3
 _DETECTION_TIMEOUT_S = 5  # how long a call waits for the detection of its engine
+_PROBES_TIMEOUT_S = 60  # of the detection: a busy engine may take many seconds
 MAX_RESPONSE_BYTES: Final = 2**25
 _MAX_WEIGHT: Final = 2**28  # of memory for a parsed auxiliary response: four million token ids
 _MAX_PROBE_BYTES: Final = 2**22  # ten thousand models
@@ -540,7 +541,11 @@ class Upstream:
 
     async def _detect(self, endpoint: Endpoint) -> None:
         returned = endpoint.returns_ids
-        await detect(endpoint, self._probe)
+        try:
+            async with asyncio.timeout(_PROBES_TIMEOUT_S):
+                await detect(endpoint, self._probe)
+        except TimeoutError:  # the next call begins another one
+            endpoint.last_fault = f"Engine {endpoint.label} did not respond to probes within {_PROBES_TIMEOUT_S} s"
         if endpoint.returns_ids is not returned:
             self._show_ids(endpoint)
 

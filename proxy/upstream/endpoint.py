@@ -417,6 +417,7 @@ class Endpoint:
     `verified_rendering`, its rendering of messages was equal to the prompt ids of a step; `unverified_renderings`, the number
     of turns in a row for which it was not.
     `missed_renderings`: those that continuation waited for in vain. `end_ids`: the ids that end replies by themselves.
+    `no_texts_until`: when texts are requested again (loop time), after the engine did not return one.
     """
 
     settings: EndpointSettings
@@ -444,6 +445,7 @@ class Endpoint:
     token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     end_ids: Recent[bool] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     texts_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TEXTS_AT_ONCE), repr=False)
+    no_texts_until: float = 0
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
     label: str = field(init=False)
     kind: str = field(init=False)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.config.engines import EnginesSettings
 from proxy.continuation.types import Detokenize, LookupFailed, Render, Tokenize
-from proxy.errors import EngineError
+from proxy.errors import EngineDisconnected, EngineError
 from proxy.protocols.json_texts import KnownPrompt
 from proxy.rollouts.prompt_continuation import PromptLookups
 from proxy.telemetry.metrics import make_metrics
@@ -174,9 +174,11 @@ async def test_a_text_of_a_wrong_type_is_a_failed_lookup(engine, lookups, body):
 
 @pytest.mark.parametrize("status", [301, 401, 403, 429, 500, 503])
 async def test_another_status_is_a_failed_lookup(engine, lookups, endpoint, status):
-    """The next call tries again."""
+    """The next call tries again. With 503, the engine itself is not available."""
     answers(engine, {"tokens": [1]}, status)
-    with pytest.raises(LookupFailed, match=f"POST /tokenize returned {status}"):
+    with pytest.raises(
+        EngineDisconnected if status == 503 else LookupFailed, match=f"POST /tokenize returned {status}"
+    ):
         await lookups.get(Render(MESSAGES))
 
     assert endpoint.continuation_fault.for_rollout("r1") is None

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from aiohttp import web
-from tests.support.fakes import fake_engine
+from tests.support.fakes import fake_engine, listening
 
 from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable
 from proxy.upstream import client
@@ -519,3 +519,24 @@ async def test_the_size_of_sglangs_vocabulary_is_read_from_its_error(upstream_to
 
         assert (endpoint.kind, endpoint.traits.vocabulary_size) == ("sglang", size)
         assert (version == "0.5.23") == any("sampling_params" in body for body in engine.requests)
+
+
+async def test_a_detection_that_an_engine_does_not_answer_ends(upstream_to, monkeypatch):
+    """Otherwise no later call would detect the engine, once it responds again."""
+    monkeypatch.setattr(client, "_PROBES_TIMEOUT_S", 0.1)
+    hanging = asyncio.Event()
+
+    async def handle(request):
+        await hanging.wait()
+        return web.json_response({"version": "0.32.0"} if request.path == "/version" else {})
+
+    async with listening(handle) as url:
+        upstream = upstream_to(url)
+        (endpoint,) = upstream.endpoints
+        fault = await upstream.ensure_detected(endpoint)
+        monkeypatch.setattr(client, "_PROBES_TIMEOUT_S", 60)
+        hanging.set()
+        await upstream.ensure_detected(endpoint)
+
+        assert "did not respond to probes" in fault.message
+        assert endpoint.kind == "vllm"

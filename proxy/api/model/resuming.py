@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from proxy.api.model.call import Call, endpoints_of, plan_for
-from proxy.api.model.telling import CONTEXT_IDS, SPLIT, can_parse, candidates, text_of
+from proxy.api.model.telling import CONTEXT_IDS, INTERVAL_S, MOST_INTERVAL_S, SPLIT, can_parse, candidates, text_of
 from proxy.continuation.types import LookupFailed
 from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable, NotFound, Paused, UnprocessableRequest
 from proxy.protocols.dialects.base import GENERATES, Json, is_on
@@ -32,9 +32,6 @@ from proxy.protocols.whole_response import text_event
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import Step, answers_of
 from proxy.upstream.concurrency import PLAIN_BYTES, off_loop
-
-_INTERVAL_S: Final = 0.1  # until an unreachable endpoint is tried again
-_MOST_INTERVAL_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -85,6 +82,7 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         is_refused = isinstance(fault, PartsDiffer) or _is_lost_too_often(call, fault)
         return (not is_refused and await _planned(call, fault)) or _refused(call, "endpoint", None)
     call.losses += isinstance(fault, EngineDisconnected)
+    call.go_on_until = context.clock.monotonic() + context.settings.agents.resume_timeout_s
     await call.context.pacing.turn()
     cut = _Cut(why)
     if exchange is not None:
@@ -108,7 +106,6 @@ async def go_on(call: Call, client: Client, why: str, fault: EngineError | None 
         call.before, call.shown, call.is_told = None, step if client.body_started else None, False
     call.are_ids_refused = False
     context.memory_limit.release(call)
-    call.go_on_until = context.clock.monotonic() + context.settings.agents.resume_timeout_s
     if not await _planned(call, fault):  # until then the part that was cut is the step of a client that leaves
         call.is_told = was_told
         return _refused(call, "timeout", step)
@@ -214,7 +211,7 @@ async def _completed(call: Call, exchange: Exchange, cut: _Cut) -> bool:
         return False
     if call.plan.dialect.name not in GENERATES and not (call.is_told or offers_tools(body)):
         shown = shown_text(step) or message.get("reasoning_content") or ""
-        with suppress(LookupFailed, EngineError):
+        with suppress(LookupFailed):
             text = await text_of(call, step.prompts[0][-CONTEXT_IDS:], ids[:-1] if has_end else ids)
             if text == shown and not ends_in_stop(text, stop_strings(body)):
                 exchange.complete("stop" if has_end else "length", ids[-1] if has_end else None)
@@ -261,7 +258,7 @@ async def _text_reason(call: Call, step: Step, *, is_lost: bool) -> tuple[Refusa
         return None, ""
     try:
         text = await text_of(call, step.prompts[0][-CONTEXT_IDS:], step.choices[0].ids)
-    except (LookupFailed, EngineError):
+    except LookupFailed:
         return "tokenize", ""
     if text.endswith(SPLIT):
         return "character", ""
@@ -284,23 +281,24 @@ async def _planned(call: Call, fault: EngineError | None) -> bool:
             if left_s <= 0:
                 return False
             if delayed:  # as long as it has waited until now
-                await asyncio.sleep(min(max(now - first, _INTERVAL_S), _MOST_INTERVAL_S, left_s))
+                await asyncio.sleep(min(max(now - first, INTERVAL_S), MOST_INTERVAL_S, left_s))
             delayed = True
             try:
-                endpoints, pause = await endpoints_of(call), call.policy.pause
-                if pause.mode is not None or pause.held:
-                    labels = [endpoint.label for endpoint in endpoints]
-                    await pause.passed(left_s, is_resumed=True, labels=labels)
-                if not (order := candidates(call, endpoints)):
-                    continue
-                if fault is not None and len(order) > 1 and order[0] is call.endpoint:
-                    order.append(order.pop(0))
-                call.left = order[1 : context.settings.engines.max_attempts]
-                await context.pacing.turn()
-                await plan_for(call, order[0])
+                async with asyncio.timeout(left_s):
+                    endpoints, pause = await endpoints_of(call), call.policy.pause
+                    if pause.mode is not None or pause.held:
+                        labels = [endpoint.label for endpoint in endpoints]
+                        await pause.passed(left_s, is_resumed=True, labels=labels)
+                    if not (order := candidates(call, endpoints)):
+                        continue
+                    if fault is not None and len(order) > 1 and order[0] is call.endpoint:
+                        order.append(order.pop(0))
+                    call.left = order[1 : context.settings.engines.max_attempts]
+                    await context.pacing.turn()
+                    await plan_for(call, order[0])
                 if call.fault is None:
                     return True
-            except (Paused, NotFound, UnprocessableRequest):
+            except (TimeoutError, Paused, NotFound, UnprocessableRequest):
                 return False
             except EngineError:
                 continue

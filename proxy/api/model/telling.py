@@ -3,6 +3,7 @@
 The rest is then withheld until it is complete, and the reply is made of the ids of all parts.
 """
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +12,7 @@ import orjson
 
 from proxy.api.model.call import Call, endpoints_of
 from proxy.continuation.types import Detokenize, LookupFailed
-from proxy.errors import EngineError
+from proxy.errors import EngineError, NotFound
 from proxy.protocols.dialects.base import Json, is_on
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.parts import PARSED, PartsDiffer
@@ -24,6 +25,10 @@ from proxy.upstream.concurrency import PLAIN_BYTES, off_loop
 
 CONTEXT_IDS: Final = 8  # of the prompt, so that the text of the first sampled token is complete
 SPLIT: Final = "\ufffd"  # a character of which only a part was sampled
+INTERVAL_S: Final = 0.1  # until a request is tried again
+MOST_INTERVAL_S: Final = 2.0
+_TEXT_TIMEOUT_S: Final = 10.0  # of a text: milliseconds, or seconds while an engine is behind with thousands of streams
+_NO_TEXTS_S: Final = 1.0
 
 
 def can_parse(call: Call) -> bool:
@@ -44,6 +49,7 @@ async def tell(call: Call, exchange: Exchange) -> None:
     visible = ids[:-1] if ends_in_token else ids
     context_ids = before.prompts[0][-CONTEXT_IDS:]
     body, shown = plan.body, answers_of(before).get(0, {}).get("message") or {}
+    call.go_on_until = call.context.clock.monotonic() + call.context.settings.agents.resume_timeout_s
     try:
         text, known = await text_of(call, context_ids, visible), await text_of(call, context_ids, first)
         if call.endpoint.engine.drops_half_characters:
@@ -92,7 +98,11 @@ async def _parsed(call: Call, before: Step, ids: Ids) -> Json:
     if request is None or not can_parse(call):
         raise PartsDiffer("the engine has no route that parses token ids")
     body = await off_loop(len(ids) * PER_TEXT_TOKEN, PLAIN_BYTES, orjson.dumps, request.body)
-    _, response = await call.context.upstream.post_json(call.endpoint, request.path, body)
+    try:
+        async with asyncio.timeout(call.go_on_until - call.context.clock.monotonic()):
+            _, response = await call.context.upstream.post_json(call.endpoint, request.path, body)
+    except TimeoutError:
+        raise PartsDiffer("the engine did not parse the ids of a resumed call in time") from None
     choices = response.get("choices") if isinstance(response, dict) else None
     message = choices[0].get("message") if isinstance(choices, list) and len(choices) == 1 else None
     if not isinstance(message, dict):
@@ -115,23 +125,43 @@ async def _count_to(call: Call, context_ids: Ids, ids: Ids, end: int, least: int
 
 
 async def text_of(call: Call, context_ids: Ids, ids: Ids) -> str:
-    """Return the text of sampled ids. Raises LookupFailed, EngineError."""
-    endpoints = [
-        call.endpoint,
-        *(each for each in candidates(call, await endpoints_of(call)) if each is not call.endpoint),
-    ]
-    for endpoint in endpoints:
-        lookups = PromptLookups(call.context.upstream, endpoint, call.plan.body, 0, call.plan.rollout_id)
+    """Return the text of sampled ids, from any endpoint of the call; while none responds, it is requested again.
+
+    Raises LookupFailed, at the latest at `go_on_until`.
+    """
+    pause, interval_s = call.policy.pause, INTERVAL_S
+    try:
+        async with asyncio.timeout(left_s := call.go_on_until - call.context.clock.monotonic()):
+            while True:
+                others = [each for each in candidates(call, await endpoints_of(call)) if each is not call.endpoint]
+                for endpoint in [call.endpoint, *others]:
+                    if (text := await _text_at(call, endpoint, context_ids, ids)) is not None:
+                        return text
+                await asyncio.sleep(interval_s)
+                interval_s = min(2 * interval_s, MOST_INTERVAL_S)
+                if pause.mode is not None:  # which does not wait for the call
+                    await pause.passed(left_s, is_resumed=True)
+    except (TimeoutError, EngineError, NotFound) as error:
+        raise LookupFailed("no endpoint returns texts") from error
+
+
+async def _text_at(call: Call, endpoint: Endpoint, context_ids: Ids, ids: Ids) -> str | None:
+    """Return the text of sampled ids; None if the endpoint is lost, asleep or does not respond in time. Raises LookupFailed."""
+    lookups = PromptLookups(call.context.upstream, endpoint, call.plan.body, 0, call.plan.rollout_id)
+    async with endpoint.texts_at_once:
+        now = asyncio.get_running_loop().time
+        if now() < endpoint.no_texts_until:
+            return None
         try:
-            async with endpoint.texts_at_once:
+            async with asyncio.timeout(_TEXT_TIMEOUT_S):
                 before = await lookups.get(Detokenize(context_ids))
                 whole = await lookups.get(Detokenize(context_ids + ids))
-        except EngineError:
-            continue  # it was lost, or is asleep
-        if isinstance(before, str) and isinstance(whole, str) and whole.startswith(before):
-            return whole[len(before) :]
-        raise LookupFailed("the text of the ids depends on what follows")
-    raise LookupFailed("no endpoint serves texts")
+        except (EngineError, TimeoutError):
+            endpoint.no_texts_until = now() + _NO_TEXTS_S
+            return None
+    if isinstance(before, str) and isinstance(whole, str) and whole.startswith(before):
+        return whole[len(before) :]
+    raise LookupFailed("the text of the ids depends on what follows")
 
 
 def candidates(call: Call, endpoints: Sequence[Endpoint]) -> list[Endpoint]:

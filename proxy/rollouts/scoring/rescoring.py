@@ -115,7 +115,7 @@ class ScoringEngines:
         for endpoint in least_loaded(self.upstream.endpoints, _LANE):
             self._known.pop((endpoint, self.model), None)
             try:
-                scorer = await self._in_time(self._scorer(endpoint, self.model), endpoint, "list its models")
+                scorer = await self.in_time(self._scorer(endpoint, self.model), endpoint, "list its models")
             except NotScored as error:
                 message = f"Engine {endpoint.label} cannot score token ids: {error}."
                 faults.append(UnprocessableRequest(message, param="rescore"))
@@ -156,7 +156,7 @@ class ScoringEngines:
             endpoint = left.pop(0)
             try:
                 request = self._request(endpoint, model, work, can_fail_over=bool(left))
-                return endpoint, await self._in_time(request, endpoint, f"score {len(ids)} tokens")
+                return endpoint, await self.in_time(request, endpoint, f"score {len(ids)} tokens")
             except (TooLong, OtherVocabulary):
                 raise
             except NotScored as error:
@@ -192,7 +192,8 @@ class ScoringEngines:
             self._known[key] = now, replace(found, model=model or found.model)
         return self._known[key][1]
 
-    async def _in_time(self, work: Awaitable[T], endpoint: Endpoint, what: str) -> T:
+    async def in_time(self, work: Awaitable[T], endpoint: Endpoint, what: str) -> T:
+        """Return the result of a request. Raises EngineTimeout."""
         timeout_s = self.limits.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -374,7 +375,9 @@ class Rescoring:
         key = leaf.engine.name, endpoint
         async with self._comparing:
             if key not in self._compared:
-                self._compared[key] = await self._has_equal_texts(endpoint, leaf, row)
+                comparing = self._has_equal_texts(endpoint, leaf, row)
+                what = f"return texts to compare with those of engine {leaf.engine.name}"
+                self._compared[key] = await self._engines.in_time(comparing, endpoint, what)
         recorded = list(chain.from_iterable(part for _, part in row.logged))
         if not self._compared[key] and is_unlikely(recorded, scored.logprobs):
             raise self._other_vocabulary(leaf, "it gives the recorded tokens next to no probability")

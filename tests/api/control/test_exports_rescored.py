@@ -9,6 +9,10 @@ import pyarrow.ipc
 import pytest
 from tests.support.fakes import fake_engine, proxying
 from tests.support.rescored import BELOW, Teacher, length_of, trained
+from tests.support.session import session_with
+
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
 
 
 @pytest.fixture
@@ -215,6 +219,30 @@ async def test_an_engine_with_another_vocabulary_is_an_error(proxy, teacher):
     assert (by_text.status, by_scores.status, allowed.status) == (422, 422, 200)
     assert "has another vocabulary than engine fake: id" in by_text.json["error"]["message"]
     assert "next to no probability" in by_scores.json["error"]["message"]
+
+
+async def test_an_engine_that_returns_no_texts_does_not_block_later_exports(store, engines, teacher):
+    """They are compared one after the other; each waits for `rescore.timeout_s` at most."""
+    hanging = asyncio.Event()
+
+    async def hang(request, body):
+        if request.path == "/detokenize":
+            await hanging.wait()
+        return await teacher(request, body)
+
+    for engine in engines:
+        engine.respond = hang
+    scorer = {"endpoints": [{"url": engine.url, "kind": "vllm"} for engine in engines]}
+    sections = {"rescore": {"scorers": {"teacher": scorer}, "timeout_s": 2}}
+    async with simulating("127.0.0.1:0", Options()) as url, session_with(url, store, **sections) as proxy:
+        await proxy.chat("r1")
+        async with asyncio.timeout(50):
+            failed = await proxy.get("/rollouts/r1/export?rescore=teacher")
+        hanging.set()
+        later = await proxy.get("/rollouts/r1/export?rescore=teacher")
+
+    assert (failed.status, later.status) == (504, 200)
+    assert "rescore.timeout_s" in failed.json["error"]["message"]
 
 
 async def test_an_export_that_fails_halfway_is_incomplete_and_continues_from_the_cache(proxy, teacher):

@@ -25,7 +25,7 @@ from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine, tokens_
 from tests.support.stored import stored_steps
 
 from proxy.api.memory_limit import InFlightBytes
-from proxy.api.model import relay
+from proxy.api.model import relay, telling
 from proxy.protocols.response import StreamResponse
 
 
@@ -517,3 +517,95 @@ async def test_texts_of_many_calls_that_are_cut_at_once_are_requested_a_few_at_a
     assert {read(raw, is_stream=True)[0] for _, raw in replies} == {REPLY}
     assert most <= 32
     assert 100 <= texts <= 100 + 32
+
+
+async def test_calls_whose_texts_an_engine_does_not_return_go_on_with_those_of_another(store, http, monkeypatch):
+    """It takes all requests and returns nothing, and reads have no timeout: the calls behind do not wait for them."""
+    monkeypatch.setattr(telling, "_TEXT_TIMEOUT_S", 0.3)
+    first, second, hanging = ScriptedEngine(), ScriptedEngine(), asyncio.Event()
+    first.ends = second.ends = [(12, "abort")] * 100
+
+    async def handle(request):
+        if request.path == "/detokenize":
+            await hanging.wait()
+        return await first.handle(request)
+
+    async with listening(handle) as one, listening(second.handle) as other:
+        engines = {"endpoints": [{"url": one, "name": "a"}, {"url": other, "name": "b"}]}
+        async with proxying(None, store, engines=engines, agents={"max_resumes": 9}) as served, asyncio.timeout(30):
+            body = {"model": "m", "messages": MESSAGES, "stream": True}
+            calls = (answer_of(http, served, body, f"r{number}") for number in range(100))
+            replies = await asyncio.gather(*calls)
+            hanging.set()
+
+    assert {read(raw, is_stream=True)[:2][0] for _, raw in replies} == {REPLY}
+
+
+async def test_a_call_whose_text_no_engine_returns_waits_only_so_long(store, http):
+    """For `agents.resume_timeout_s` it reads comments; then it ends as its engine ended it."""
+    engine, hanging = ScriptedEngine(), asyncio.Event()
+    engine.ends = [(12, "abort")]
+
+    async def handle(request):
+        if request.path == "/detokenize":
+            await hanging.wait()
+        return await engine.handle(request)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store, resume_timeout_s=0.3) as served, asyncio.timeout(30):
+        _, raw = await answer_of(http, served, body)
+        counted = await metrics_of(http, served)
+        hanging.set()
+
+    assert read(raw, is_stream=True)[:2] == (REPLY[:12], ["abort"])
+    assert 'tokentape_resumed_calls_total{engine="fake",reason="tokenize",result="ended"} 1.0' in counted
+
+
+@pytest.mark.parametrize("lost", ["closed", 503])
+async def test_a_stream_goes_on_at_its_engine_once_that_is_restarted(store, http, lost):
+    """Until then nothing of it responds, not even with the text of what was sampled; a gateway before it may."""
+    engine, refused = ScriptedEngine(), []
+    engine.ends = [(12, "lost")]
+
+    async def handle(request):
+        if engine.requests and len(refused) < 2:
+            refused.append(request.path)
+            if lost == 503:
+                return web.Response(status=lost)
+            request.transport.close()
+        return await engine.handle(request)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store) as served:
+        _, raw = await answer_of(http, served, body)
+        (step,) = await stored_steps(store, "r1")
+
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
+    assert (tokens_of(REPLY), 1) == ([*step.choices[0].ids], step.extra["resumed"])
+    assert "/detokenize" in refused
+
+
+async def test_a_pause_does_not_wait_for_a_call_whose_text_is_requested_again(store, http):
+    """Its engine is lost; the pause is for its restart with other weights."""
+    engine, asked, is_lost = ScriptedEngine(), asyncio.Event(), True
+    engine.ends = [(12, "lost")]
+
+    async def handle(request):
+        if engine.requests and is_lost:
+            asked.set()
+            request.transport.close()
+        return await engine.handle(request)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store) as served:
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await asked.wait()
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            paused = await response.json()
+        is_lost = False
+        async with http.post(f"{served.url}/policy/resume") as response:
+            assert response.status == 200
+        _, raw = await answering
+
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
