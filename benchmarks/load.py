@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -22,6 +22,8 @@ from proxy.trajectory.step import Step
 from storage import open_store
 from storage.redis.store import Store
 from storage.types import StepWrite
+
+T = TypeVar("T", bound="Client")
 
 _REPEATED = 10  # calls of a rollout that repeat its prompt
 
@@ -120,9 +122,9 @@ class Client(asyncio.Protocol):
             self.done.set_exception(error or ConnectionResetError("the proxy closed the connection"))
 
 
-async def connect(port: int) -> Client:
+async def connect(port: int, kind: type[T] = Client) -> T:
     """Return a connected client."""
-    _, client = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
+    _, client = await asyncio.get_running_loop().create_connection(kind, "127.0.0.1", port)
     return client
 
 

@@ -26,7 +26,7 @@ import uvloop
 from aiohttp import web
 
 from benchmarks.turns import TurnsEngine
-from benchmarks.upstream import listen
+from benchmarks.upstream import CutEngine, listen
 
 ENGINE = web.AppKey("engine", str)
 SESSION = web.AppKey("session", aiohttp.ClientSession)
@@ -270,8 +270,8 @@ async def _tokentape(
                     await stop.wait()
 
 
-async def _upstream() -> None:
-    server, port = await listen(TurnsEngine)
+async def _upstream(kind: str = "turns") -> None:
+    server, port = await listen(CutEngine if kind == "cut" else TurnsEngine)
     print(port, flush=True)
     await server.serve_forever()
 

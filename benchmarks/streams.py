@@ -7,27 +7,25 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import tempfile
 import time
 import urllib.request
 from collections import Counter
+from contextlib import ExitStack
 
 import aiohttp
 import orjson
 import uvloop
-from aiohttp import web
 
 from benchmarks import load
 from benchmarks.load import chat
 from benchmarks.servers import Server, allow_many_sockets, family, serving, started
-from proxy.simulator.options import Options
-from proxy.simulator.server import make_engine
+from benchmarks.upstream import CUT_PROMPT, CUT_TOKENS, prompt_ids, sampled_ids
 
 CONNECTED_AT_ONCE = 500
 OPENED_AT_ONCE = 100  # of those that are cut
-TOKENS = 8  # of a stream that is cut
-TOKEN_DELAY_S = 12.0  # by then all streams are open
 GAUGES = (
     "tokentape_connections",
     "tokentape_in_flight_calls",
@@ -74,49 +72,78 @@ async def opened(server: Server, streams: int) -> str:
     )
 
 
-async def cut(streams: int, folder: str) -> str:
-    """Return what it costs a proxy to interrupt all streams, and to resume them. This process is the engine, too."""
-    options = Options(token_delay_s=TOKEN_DELAY_S, seed=1)
+class Reader(load.Client):
+    """A client that keeps what it reads."""
+
+    read = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it."""
+        self.read += data
+        super().data_received(data)
+
+
+async def cut(streams: int, processes: int, folder: str) -> str:
+    """Return what it costs proxies with one store to interrupt all streams, and to resume them."""
     bodies = orjson.dumps(
-        {"messages": [{"role": "user", "content": "word " * 200}], "stream": True, "max_tokens": TOKENS}
+        {"messages": [{"role": "user", "content": "word " * CUT_PROMPT}], "stream": True, "model": "m"}
     )
-    calls, lags, figures = load.Calls([bodies]), f"{folder}/lags", []
-    runner = web.AppRunner(make_engine(options), access_log=None, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=8192).start()
-    engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    with started("tokentape", engine, f"embedded:{folder}/store", "faithful", "", "", lags) as server:
+    figures, lags = [], [f"{folder}/lags{number}" for number in range(processes)]
+    with ExitStack() as stack:
+        engine = stack.enter_context(started("upstream", "cut"))
+        servers = [
+            stack.enter_context(started("tokentape", engine.url, store, "faithful", "", "", path))
+            for path, store in zip(
+                lags, (f"embedded:{folder}/store", *[f"unix:{folder}/store/valkey.sock"] * 99), strict=False
+            )
+        ]
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
-            clients: list[load.Client] = []
-            running = []
-            for _ in range(0, streams, OPENED_AT_ONCE):
-                clients += await asyncio.gather(*(load.connect(server.port) for _ in range(OPENED_AT_ONCE)))
-                for number, client in enumerate(clients[-OPENED_AT_ONCE:], len(running)):
-                    running.append(client.call(calls.request(0, f"cut-{number}")))
-                while not all(client.first for client in clients):
+            clients: list[Reader] = []
+            for number in range(streams):
+                clients.append(await load.connect(servers[number % processes].port, Reader))
+                clients[-1].call(load.Calls([bodies]).request(0, f"cut-{number}"))
+                while number % OPENED_AT_ONCE == 0 and not all(b" word3" in client.read for client in clients):
                     await asyncio.sleep(0.05)
-            await asyncio.sleep(2 * TOKEN_DELAY_S)
+            while not all(b" word3" in client.read for client in clients):
+                await asyncio.sleep(0.05)
             for path, body in (("pause?drain_s=600", {"in_flight": "resume"}), ("resume", {})):
-                os.kill(server.pid, signal.SIGUSR1)
-                server.forget_peak()
-                options.requests.clear()
-                began, used, before = time.perf_counter(), server.processor_s()[0], resident_mb(server)
-                async with http.post(f"{server.url}/policy/{path}", json=body) as response:
+                for server in servers:
+                    os.kill(server.pid, signal.SIGUSR1)
+                    server.forget_peak()
+                began = time.perf_counter()
+                used, before = [
+                    sum(each) for each in zip(*((s.processor_s()[0], resident_mb(s)) for s in servers), strict=True)
+                ]
+                async with http.post(f"{servers[0].url}/policy/{path}", json=body) as response:
                     response.raise_for_status()
-                while path == "resume" and options.requests["/v1/chat/completions"] < streams:
-                    await asyncio.sleep(0.02)
-                spent = (server.processor_s()[0] - used) / streams * 1e6
+                    paused = await response.json()
+                if path == "resume":
+                    await asyncio.wait([client.done for client in clients])
+                took_s = time.perf_counter() - began
+                spent = (sum(server.processor_s()[0] for server in servers) - used) / streams * 1e6
+                peak = sum(server.peak_bytes() for server in servers) / 1e6
                 figures.append(
-                    f"{path}: {time.perf_counter() - began:.1f} s, {spent:,.0f} µs of CPU per call, memory"
-                    f" {before:,.0f} to at most {server.peak_bytes() / 1e6:,.0f} MB, requests {dict(options.requests)}"
+                    f"{path}: {took_s:.1f} s, {spent:,.0f} µs of CPU per call, memory {before:,.0f} to at most {peak:,.0f} MB,"
+                    f" {paused}"
                 )
-            await asyncio.gather(*running)
-            async with http.get(f"{server.url}/metrics") as metrics:
-                lines = (await metrics.text()).splitlines()
-            figures += [line for line in lines if line.startswith("tokentape_resumed_calls_total{")]
-    with open(lags) as written:  # noqa: PTH123
-        highest = [[round(1000 * lag, 1) for lag in phase] for phase in json.load(written)[1:]]
-    return "\n".join([*figures, f"the loop's longest work without looking for events, in ms of CPU: {highest}"])
+            figures.append(f"{sum(map(_is_whole, clients)):,} whole replies")
+            expected, rows = [*prompt_ids(CUT_PROMPT), *sampled_ids()[:CUT_TOKENS]], Counter[bool]()
+            async with http.get(f"{servers[0].url}/export?format=sequences&container=ndjson") as export:
+                async for line in export.content:
+                    rows[orjson.loads(line)["token_ids"] == expected] += 1
+            figures.append(f"rows with exactly the sampled tokens: {rows[True]:,}, others: {rows[False]}")
+    for path in lags:
+        with open(path) as written:  # noqa: PTH123
+            highest = [[round(1000 * lag, 1) for lag in phase] for phase in json.load(written)[1:]]
+        figures.append(f"the loop's longest work without looking for events, in ms of CPU: {highest}")
+    return "\n".join(figures)
+
+
+def _is_whole(client: Reader) -> bool:
+    """Return whether a client has read each token once, and the end."""
+    words = [f" word{at}" for at in range(CUT_TOKENS - 1)]
+    content = re.findall(rb'"content":"([^"]+)"', client.read)
+    return content == [*map(str.encode, words), b" end"] and client.done.exception() is None
 
 
 def main() -> None:
@@ -129,7 +156,7 @@ def main() -> None:
     allow_many_sockets()
     if options.cut:
         with tempfile.TemporaryDirectory() as folder:
-            print(uvloop.run(cut(options.streams, folder)))
+            print(uvloop.run(cut(options.streams, options.workers, folder)))
         return
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -9,6 +9,7 @@ from functools import cache
 import orjson
 
 PROMPT_TOKENS, SAMPLED_TOKENS, EVENTS = 1_000, 200, 200
+CUT_PROMPT, CUT_TOKENS, CUT_AT = 200, 8, 4  # of a stream that is cut after four tokens
 SLOW_S = 5.0
 PACE_S = 0.008  # between the events of a paced stream: 125 tokens per second, as a busy engine samples them
 HALF_WAY_S = 1.0  # until the last event of a stream that never ends, which arrives in a read of its own
@@ -69,10 +70,13 @@ def sampled_ids(stop: int | None = None) -> list[int]:
     return ids if stop is None else [*ids[:-1], stop]
 
 
-def events(prompt_tokens: int = PROMPT_TOKENS, *, stop: int | None = None) -> list[bytes]:
+def events(
+    prompt_tokens: int = PROMPT_TOKENS, *, stop: int | None = None, first: int = 0, count: int = EVENTS
+) -> list[bytes]:
     """Return the events of a streamed chat response: the role, one per token, usage, [DONE].
 
-    `stop` is the id of a stop token that ends the turn; without it, the limit does.
+    `stop` is the id of a stop token that ends the turn; without it, the limit does. Of a turn of `count` tokens, the `first`
+    ones are the end of the prompt.
     """
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
@@ -84,16 +88,18 @@ def events(prompt_tokens: int = PROMPT_TOKENS, *, stop: int | None = None) -> li
         return b"data: " + orjson.dumps({**head, "choices": [choice], **top}) + b"\n\n"
 
     sampled = sampled_ids(stop)
-    first = chunk({"role": "assistant", "content": ""}, None, prompt_token_ids=prompt_ids(prompt_tokens))
-    middle = [chunk({"content": f" word{number}"}, number) for number in range(EVENTS - 1)]
-    last = chunk({"content": " end" if stop is None else ""}, EVENTS - 1, "length" if stop is None else "stop")
-    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": EVENTS, "total_tokens": prompt_tokens + EVENTS}
+    prompt = [*prompt_ids(prompt_tokens), *sampled[:first]]
+    begin = chunk({"role": "assistant", "content": ""}, None, prompt_token_ids=prompt)
+    middle = [chunk({"content": f" word{number}"}, number) for number in range(first, count - 1)]
+    last = chunk({"content": " end" if stop is None else ""}, count - 1, "length" if stop is None else "stop")
+    tokens = len(prompt), count - first
+    counts = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
     usage = (
         b"data: "
         + orjson.dumps({**head, "choices": [], "usage": counts, "system_fingerprint": "vllm-0.32.0"})
         + b"\n\n"
     )
-    return [first, *middle, last, usage, b"data: [DONE]\n\n"]
+    return [begin, *middle, last, usage, b"data: [DONE]\n\n"]
 
 
 def framed(event: bytes) -> bytes:
@@ -185,6 +191,33 @@ class Engine(asyncio.Protocol):
         for chunk in chunks:
             self.transport.write(chunk)
         self.transport.write(STREAM_END)
+
+
+class CutEngine(Engine):
+    """It samples the first tokens of a stream, and then waits; a call that is resumed from them has the rest at once."""
+
+    def answer(self, head: bytes, body: bytes) -> None:
+        """Write the response."""
+        if head.startswith(b"POST /detokenize "):
+            count = body.count(b",", body.index(b"["), body.index(b"]")) + 1
+            self.transport.write(_detokenized(count))
+        elif head.startswith(b"GET"):
+            super().answer(head, body)
+        elif b'"prompt_token_ids":[' in body:
+            self.stream(_parts(CUT_AT))
+        else:
+            self.transport.write(STREAM_HEAD + b"".join(_parts(0)[: CUT_AT + 1]))
+
+
+@cache
+def _parts(first: int) -> list[bytes]:
+    return [framed(event) for event in events(CUT_PROMPT, first=first, count=CUT_TOKENS)]
+
+
+@cache
+def _detokenized(count: int) -> bytes:
+    """Return the text of so many ids at the cut, or before the first one of them was sampled."""
+    return answer_with(orjson.dumps({"prompt": "prompt" + "".join(f" word{at}" for at in range(count - 8))}))
 
 
 async def listen(engine: type[Engine] = Engine) -> tuple[asyncio.Server, int]:
