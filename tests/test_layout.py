@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
     "tokentape": (),
     "errors": (),
     "clock": (),
-    "config": (),
+    "config": ("storage",),
     "trajectory": (),
     "continuation": ("trajectory",),
     "protocols": ("errors", "trajectory"),
@@ -66,7 +66,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("compat",),
         ("openapi",),
     ),
-    "storage": (("types", "errors"), ("options",), ("redis", "embedded")),
+    "storage": (("types", "errors"), ("options",), ("redis", "embedded"), ("opening",)),
 }
 INDEPENDENT = {"model", "control", "ui"}  # in one row of `api`, and they never import each other
 SERVERS = ("api", "server", "simulator")  # layers that may import aiohttp.web

@@ -15,7 +15,6 @@ from proxy.config.settings import Settings
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.importer import Importer
-from proxy.server.app import store_options
 from proxy.telemetry.metrics import make_metrics
 from storage import open_store
 from storage.redis.store import Store
@@ -76,7 +75,7 @@ async def _requeued(settings: Settings, done: Sequence[tuple[str, str]], max_sta
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Store]:
-    store = await open_store(settings.store.url, store_options(settings.store))
+    store = await open_store(settings.store.url, settings.store.options())
     try:
         yield store
     finally:

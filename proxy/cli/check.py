@@ -36,7 +36,7 @@ from proxy.errors import EngineError, ProxyError, UnprocessableRequest, failure_
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, Tokens
 from proxy.rollouts.scoring.rescoring import POLICY
-from proxy.server.app import scoring_engines, store_options
+from proxy.server.app import scoring_engines
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.trajectory.ratios import ratio_warnings, recorded_as
@@ -310,7 +310,7 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
     subject = f"store {without_secrets(settings.url)}"
     try:
         with _url_without_traces(settings.url) as url:
-            store = await open_store(url, store_options(settings))
+            store = await open_store(url, settings.options())
             try:
                 ours = clock.now()
                 facts, warnings = await store.info(), await store.warnings()

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from proxy.config.addresses import base_url, host_pattern, split_listen
+from storage import StoreOptions
 
 _Default = TypeVar("_Default")
 
@@ -80,6 +81,23 @@ class StoreSettings(Section):
         "fail",
     )
     spool_path: Path = described("Journal of this process, with on_failure: spool.", Path("spool/steps"))
+
+    def options(self) -> StoreOptions:
+        """Return the options of the storage package."""
+        return StoreOptions(
+            prefix=self.prefix,
+            ttl_s=self.ttl_s,
+            durability=self.durability,
+            replicas=self.replicas,
+            username=self.username,
+            password=self.password.get_secret_value() if self.password else None,
+            sentinel_username=self.sentinel_username,
+            sentinel_password=self.sentinel_password.get_secret_value() if self.sentinel_password else None,
+            ca_file=self.ca_file,
+            timeout_s=self.timeout_s,
+            max_connections=self.max_connections,
+            buckets=self.buckets,
+        )
 
 
 class RecordSettings(Section):

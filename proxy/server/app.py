@@ -54,7 +54,7 @@ from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule, rules_of
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers, TokenTexts, text_from_ids
-from storage import StoreOptions, open_store
+from storage import open_store
 from storage.redis.store import Store
 from storage.types import Announcement
 
@@ -94,24 +94,6 @@ def make_control_app(settings: Settings, app: web.Application) -> web.Applicatio
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
     control.add_routes(_control_routes(settings))
     return control
-
-
-def store_options(settings: StoreSettings) -> StoreOptions:
-    """Return the options for the storage package from the settings."""
-    return StoreOptions(
-        prefix=settings.prefix,
-        ttl_s=settings.ttl_s,
-        durability=settings.durability,
-        replicas=settings.replicas,
-        username=settings.username,
-        password=settings.password.get_secret_value() if settings.password else None,
-        sentinel_username=settings.sentinel_username,
-        sentinel_password=settings.sentinel_password.get_secret_value() if settings.sentinel_password else None,
-        ca_file=settings.ca_file,
-        timeout_s=settings.timeout_s,
-        max_connections=settings.max_connections,
-        buckets=settings.buckets,
-    )
 
 
 def _control_routes(settings: Settings) -> list[web.RouteDef]:
@@ -171,7 +153,7 @@ async def _make_context(
     """Make the services in the order of their dependencies; the stack closes them in reverse."""
     metrics, tokenizers = make_metrics(collectors := CollectorRegistry()), Tokenizers(settings.engines.endpoints)
     await (worker_metrics := _kept(stack, WorkerMetrics(collectors, metrics, slot))).start()
-    opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
+    opened = store or _kept(stack, await open_store(settings.store.url, settings.store.options()))
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store fails here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     rollouts = LiveRollouts(settings.agents.rollout_cache_bytes, metrics)

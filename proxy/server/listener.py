@@ -22,7 +22,7 @@ from proxy.config.engines import EndpointSettings
 from proxy.config.sections import ListenTlsSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.errors import StoreUnavailable, failure_text
-from proxy.server.app import make_app, make_control_app, store_options
+from proxy.server.app import make_app, make_control_app
 from proxy.server.connections import Runner
 from proxy.server.handover import HandedOver, backlog_of
 from proxy.simulator.options import Options
@@ -149,7 +149,7 @@ class _StandbyApp:
 
 
 async def _try_write(settings: StoreSettings, store: Store | None) -> None:
-    opened = store or await open_store(settings.url, store_options(settings))
+    opened = store or await open_store(settings.url, settings.options())
     try:
         await opened.set_once(_PROBE, b"1")
     finally:

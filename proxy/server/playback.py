@@ -15,7 +15,6 @@ from proxy.rollouts.archive.importer import Importer
 from proxy.rollouts.archive.tape_file import import_rollout, read_tape_file
 from proxy.rollouts.rollout import read_rollout
 from proxy.rollouts.steps import read_steps
-from proxy.server.app import store_options
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from storage import open_store
@@ -38,7 +37,7 @@ async def with_tapes(settings: Settings, file: str) -> AsyncIterator[tuple[Setti
         raise ValueError("tape.file requires workers: 1")
     with TemporaryDirectory(prefix="tokentape-", ignore_cleanup_errors=True) as folder:
         kept = StoreSettings(url=f"embedded:{folder}/store")
-        store = await open_store(kept.url, store_options(kept))
+        store = await open_store(kept.url, kept.options())
         try:
             await _import(store, file)
             models = await _models(store)

@@ -26,7 +26,6 @@ import orjson
 
 from proxy.config.addresses import split_listen
 from proxy.config.settings import Settings
-from proxy.server.app import store_options
 from proxy.server.handover import Acceptor
 from proxy.server.listener import RunningServer, listen_at, running
 from proxy.server.shutdown import ShutdownSignal, stopping
@@ -59,7 +58,7 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
             listen, acceptor = _accept(stack, settings.control.listen)
             acceptors.append(acceptor)
             changes["control"] = settings.control.model_copy(update={"listen": listen})
-        server = await start_shared(settings.store.url, store_options(settings.store))
+        server = await start_shared(settings.store.url, settings.store.options())
         if server is not None:
             stack.push_async_callback(server.stop)
             changes["store"] = settings.store.model_copy(update={"url": f"unix:{server.socket}"})

@@ -30,8 +30,8 @@ from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings, load
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
-from storage import connections_to
 from storage.embedded.server import bundled_server
+from storage.opening import connections_to
 from storage.options import StoreOptions, parse_url
 
 JOURNALING = {"url": "redis://127.0.0.1:9", "on_failure": "spool"}

@@ -390,9 +390,18 @@ async def test_check_has_exit_statuses_for_a_port_in_use_and_for_an_engine_witho
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_imports_neither_the_server_nor_the_settings():
-    heavy = "('aiohttp', 'pydantic', 'redis', 'proxy.config.settings', 'proxy.server.listener', 'storage')"
-    program = f"import sys, proxy.cli.main; print([m for m in {heavy} if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("main", ("aiohttp", "pydantic", "redis", "proxy.config.settings", "proxy.server.listener", "storage")),
+        ("control", ("aiohttp", "pydantic", "redis", "proxy.config.settings", "storage")),
+        ("audit", ("redis", "proxy.server.app")),
+        ("archive", ("proxy.api", "proxy.server.app")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(module, heavy):
+    """Imports are most of the time that a command takes to start."""
+    program = f"import sys, proxy.cli.{module}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import StoreOptions, connections_to
+from storage import StoreOptions
 from storage.errors import StorageError, StoreUnreachable
+from storage.opening import connections_to
 from storage.options import Address
 
 POOLED_AND_SHARED = pytest.mark.parametrize("shared", [False, True], ids=["pooled", "shared"])

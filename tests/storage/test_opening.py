@@ -1,4 +1,4 @@
-"""The number of buckets of a store: chosen when it is created, and kept."""
+"""Opening of stores: the number of buckets is chosen when a store is created, and kept."""
 
 import asyncio
 from secrets import token_hex
