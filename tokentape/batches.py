@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
@@ -169,10 +169,9 @@ async def claim_batches(
     wait_s: float | None,
     lease_s: float,
     stall_s: float | None,
-    list_open: Callable[[], Any],
     **options: Any,
 ) -> AsyncGenerator[Batch, None]:
-    """Claim one batch after the other; see `ControlApi.batches`. `list_open` returns the newest open groups, for logs."""
+    """Claim one batch after the other; see `ControlApi.batches`."""
     logged: set[str] = set()
     stall = Stall(stall_s)
     wait: Wait | None = None  # for the next batch
@@ -198,7 +197,7 @@ async def claim_batches(
                 return
             open_groups = None
             with suppress(ClientError):
-                open_groups = (await list_open())["groups"]
+                open_groups = (await client.send("GET", "/groups", status="open", limit=OPEN_PAGE))["groups"]
             what = what_batches_wait_for(claimed, groups, options, open_groups)
             if not wait.left_s:
                 raise wait.error(what)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, cast
 from urllib.parse import quote
 from uuid import uuid4
 
-from tokentape.batches import OPEN_PAGE, Batch, claim_batches, without_numbers
+from tokentape.batches import Batch, claim_batches, without_numbers
 from tokentape.transport import (
     LOG,
     MAX_WAIT_S,
@@ -24,11 +24,9 @@ from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Ro
 
 MAX_FLOAT32: Final = 3.4028234663852886e38  # trainers keep rewards as float32
 NOT_VALID: Final = "unprocessable_request"
-NOT_DRAINED: Final = "not_drained"
 NOT_FOUND: Final = 404
 ABORT_TIMEOUT_S: Final = 10.0  # of the proxy
 LOAD_TIMEOUT_S: Final = 1200.0  # twice the proxy's, which may have to restore the previous adapter
-NDJSON: Final = {"Accept": "application/x-ndjson"}
 MAX_VERSION: Final = 256  # characters
 STILL_PAUSED: Final = "Calls are still paused; POST {path} ends the pause."
 NOT_ANNOUNCED: Final = (
@@ -74,7 +72,7 @@ class ControlApi:
         Fields of `body` and `query` that are None are not sent. `wait_s` is how long the proxy may wait before it responds.
         """
         sent = None if body is None else {name: value for name, value in body.items() if value is not None}
-        request = Request(method, path, sent, _query_from(**query), wait_s=wait_s)
+        request = Request(method, path, sent, query_from(query), wait_s=wait_s)
         content = b"".join([part async for part in self._parts(request)])
         return parse_json(content, self.url + path) if content else None
 
@@ -87,10 +85,8 @@ class ControlApi:
         on_mismatch, ignore, presets}: the rollout that answers its calls). Pass `base_url` and `api_key` of the response to the
         agent.
         """
-        body = {
-            "rollout_id": rollout_id or uuid4().hex,
-            **options,
-        }  # made here, so that a repeated request opens none twice
+        # The ID is made here, so that a repeated request opens none twice.
+        body = {"rollout_id": rollout_id or uuid4().hex, **options}
         return cast("OpenedRollout", await self.send("POST", "/rollouts", body))
 
     async def rollout(self, rollout_id: str) -> Rollout:
@@ -101,7 +97,7 @@ class ControlApi:
         self, *, status: str | None = None, group_id: str | None = None, since: int | None = None, page: int = 100
     ) -> AsyncGenerator[Rollout, None]:
         """Iterate over all rollouts, newest first, `page` per request. `since` is in Unix seconds."""
-        return self._list_pages("rollouts", status=status, group_id=group_id, since=since, limit=page)
+        return self._pages("/rollouts", "cursor", status=status, group_id=group_id, since=since, limit=page)
 
     async def patch_rollout(self, /, rollout_id: str, **changes: Any) -> Rollout:
         """Set `reward`, `step_rewards`, `thread_rewards`, `advantages`, `metadata` or `continuation`; others are unchanged.
@@ -136,18 +132,12 @@ class ControlApi:
         """Return one recorded step; the `X-Step-Id` header of a response has its id."""
         return cast("Step", await self.send("GET", path_of("rollouts", rollout_id, "steps", step_id)))
 
-    async def steps(self, rollout_id: str, *, after: int | None = None, page: int = 100) -> AsyncGenerator[Step, None]:
+    def steps(self, rollout_id: str, *, after: int | None = None, page: int = 100) -> AsyncGenerator[Step, None]:
         """Iterate over the recorded steps in the order in which they were stored, `page` per request.
 
         `after` is the index of the step after which to begin.
         """
-        while True:
-            answer = await self.send("GET", path_of("rollouts", rollout_id, "steps"), after=after, limit=page)
-            for step in answer["steps"]:
-                yield step
-            after = answer["after"]
-            if after is None:
-                return
+        return self._pages(path_of("rollouts", rollout_id, "steps"), "after", after=after, limit=page)
 
     async def tree(self, rollout_id: str, *, texts: bool | None = None) -> dict[str, Any]:
         """Return the tree of steps, their spans, threads and drift; `texts=False`: drift is not explained with a tokenizer."""
@@ -160,7 +150,7 @@ class ControlApi:
         its error is logged every 30 s. Raises ClientError if the first connection fails, or for an error that does not pass, as
         401.
         """
-        request = Request("GET", "/events", query=_query_from(rollout_id=rollout_id))
+        request = Request("GET", "/events", query=query_from({"rollout_id": rollout_id}))
         delay_s = MIN_DELAY_S
         was_connected = False
         outage: Wait | None = None
@@ -184,26 +174,18 @@ class ControlApi:
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 
     def export_rollout(
-        self,
-        /,
-        rollout_id: str,
-        format: str = "sequences",  # noqa: A002 - the name of the query parameter
-        **options: Any,
+        self, /, rollout_id: str, format: str = "sequences", **options: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Stream the rows of one rollout in a trainer's format. Options are the query parameters of the route."""
         return self._rows(path_of("rollouts", rollout_id, "export"), format=format, **options)
 
     def export_group(
-        self,
-        /,
-        group_id: str,
-        format: str = "sequences",  # noqa: A002
-        **options: Any,
+        self, /, group_id: str, format: str = "sequences", **options: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Stream the rows of one group in a trainer's format."""
         return self._rows(path_of("groups", group_id, "export"), format=format, **options)
 
-    def export(self, /, format: str = "sequences", **options: Any) -> AsyncGenerator[dict[str, Any], None]:  # noqa: A002
+    def export(self, /, format: str = "sequences", **options: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
         return self._rows("/export", format=format, **options)
 
@@ -270,7 +252,7 @@ class ControlApi:
 
     def groups(self, *, status: str | None = None, page: int = 100) -> AsyncGenerator[dict[str, Any], None]:
         """Iterate over all groups, `page` per request."""
-        return self._list_pages("groups", status=status, limit=page)
+        return self._pages("/groups", "cursor", status=status, limit=page)
 
     async def requeue_group(
         self, group_id: str, *, max_staleness: int | None = None, policy: str | None = None
@@ -323,9 +305,8 @@ class ControlApi:
 
     async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
         """Set the lease of a batch to `lease_s` from now; `lost` as for `ack_batch`."""
-        return cast(
-            "BatchResult", await self.send("POST", path_of("batches", batch_id, "extend"), {"lease_s": lease_s})
-        )
+        extended = await self.send("POST", path_of("batches", batch_id, "extend"), {"lease_s": lease_s})
+        return cast("BatchResult", extended)
 
     async def mismatch(
         self,
@@ -354,14 +335,9 @@ class ControlApi:
         shared = {name: getattr(batch, "options", {}).get(name) for name in _SELECTING}
         options = {**shared, "policy": policy or shared["policy"], **options}
         known = {name: [row async for row in self.export_rollout(name, **options)] for name in sums.elsewhere(rows)}
+        located = sums.located(batch, rows, known)
         batch_id, body = sums.report(
-            batch,
-            sums.located(batch, rows, known),
-            logprobs,
-            policy_version=policy_version,
-            rank=rank,
-            policy=policy,
-            cut=cut,
+            batch, located, logprobs, policy_version=policy_version, rank=rank, policy=policy, cut=cut
         )
         return cast("dict[str, Any]", await self.send("POST", path_of("batches", batch_id, "mismatch"), body))
 
@@ -401,13 +377,7 @@ class ControlApi:
         reason is `branches=one` or the format; never if `stall_s` is None.
         """
         options = {**options, "policy": policy, "wait_s": wait_s, "lease_s": lease_s, "stall_s": stall_s}
-        return claim_batches(
-            self,
-            consumer=consumer,
-            groups=groups,
-            list_open=lambda: self.send("GET", "/groups", status="open", limit=OPEN_PAGE),
-            **options,
-        )
+        return claim_batches(self, consumer=consumer, groups=groups, **options)
 
     async def policies(self) -> dict[str, Any]:
         """Return the policies with their models, announced versions and pauses."""
@@ -478,11 +448,10 @@ class ControlApi:
     ) -> dict[str, Any]:
         """Pause calls of a policy (None: `default`), call `update`, announce `version`, resume.
 
-        Return {version, epoch, run, in_flight} at the update. Calls of other policies are neither paused nor waited for.
-
-        `run` is an ID of the training run, for example its tracker's. Another ID than the last one begins a new epoch:
-        the run may continue from an earlier version, and groups that were sampled before are dropped. Otherwise a lower
-        version than the announced one raises ClientError (code `lower_version`) without an update.
+        Return {version, epoch, run, in_flight} at the update. Calls of other policies are neither paused nor waited for. `run`
+        is an ID of the training run, for example its tracker's. Another ID than the last one begins a new epoch: the run may
+        continue from an earlier version, and groups that were sampled before are dropped. Otherwise a lower version than the
+        announced one raises ClientError (code `lower_version`) without an update.
 
         `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens to
         calls that are running:
@@ -498,24 +467,23 @@ class ControlApi:
         With `rolling`, endpoints are updated one after the other: each is held, its calls are resumed at the others, and
         `update(endpoint)` loads the weights into it; `endpoint` has its `label`, its `url` and the other fields of GET
         /engines. It is then released with the new version.
-
         After an exception of `update`, calls resume with the old version (in a rolling update, at this endpoint). If this
         process dies, or the version cannot be announced, calls stay paused: update again, or call `resume`.
         """
         _check_update(version, in_flight, rolling=rolling)
         _check_follows(await self.policy(policy), version, run)
-        paused = {"in_flight": 0}
+        left = 0
         if rolling:
             await self._update_each(version, update, drain_s=drain_s, policy=policy, run=run)
         else:
-            paused = await self._update_all(update, drain_s=drain_s, mode=mode, in_flight=in_flight, policy=policy)
+            left = await self._update_all(update, drain_s=drain_s, mode=mode, in_flight=in_flight, policy=policy)
         try:
             announced = await self.put_policy(version, policy=policy, run=run)
         except BaseException as error:
             error.add_note(NOT_ANNOUNCED_ROLLING if rolling else NOT_ANNOUNCED)
             raise
         await self.resume(policy=policy)
-        return {**announced, "in_flight": paused["in_flight"]}
+        return {**announced, "in_flight": left}
 
     async def _update_all(
         self,
@@ -525,8 +493,8 @@ class ControlApi:
         mode: Literal["wait", "reject"],
         in_flight: InFlight,
         policy: str | None,
-    ) -> dict[str, Any]:
-        """Pause calls, and update all endpoints; return what the pause returned."""
+    ) -> int:
+        """Pause calls, and update all endpoints; return how many calls were in flight after the pause."""
         drains = in_flight != "continue"
         try:
             choice = _OF_PAUSE[in_flight]
@@ -541,7 +509,7 @@ class ControlApi:
                 if failure.status != NOT_FOUND:  # an unknown policy is not paused
                     error.add_note(STILL_PAUSED.format(path=f"{_policy_path(policy)}/resume"))
             raise
-        return paused
+        return int(paused["in_flight"])
 
     async def _update_each(
         self,
@@ -559,6 +527,7 @@ class ControlApi:
             raise ClientError(f"No engine serves policy {policy or 'default'!r}; nothing was updated.", code=NOT_VALID)
         for endpoint in endpoints:
             labels = [endpoint["name"]]
+            held = STILL_HELD.format(label=endpoint["name"], path=f"{_policy_path(policy)}/resume")
             try:
                 paused = await self.pause(drain_s=drain_s, in_flight="resume", endpoints=labels, policy=policy)
                 _check_drained(paused, drain_s)
@@ -567,12 +536,12 @@ class ControlApi:
                 try:
                     await self.resume(endpoints=labels, policy=policy)
                 except ClientError:
-                    error.add_note(STILL_HELD.format(label=labels[0], path=f"{_policy_path(policy)}/resume"))
+                    error.add_note(held)
                 raise
             try:
                 await self.resume(endpoints=labels, version=version, policy=policy, run=run)
             except BaseException as error:
-                error.add_note(STILL_HELD.format(label=labels[0], path=f"{_policy_path(policy)}/resume"))
+                error.add_note(held)
                 raise
 
     async def load_adapter(
@@ -598,18 +567,19 @@ class ControlApi:
         loaded = await self.send("POST", f"{_policy_path(policy)}/adapter", body, wait_s=wait_s)
         return _logged(cast("dict[str, Any]", loaded))
 
-    async def _list_pages(self, noun: str, **filters: Any) -> AsyncGenerator[Any, None]:
-        cursor = None
+    async def _pages(self, path: str, place: str, **query: Any) -> AsyncGenerator[Any, None]:
+        """Yield the items of all pages. `place` names the field of a page with the start of the next one, None in the last."""
+        noun = path.rpartition("/")[2]
         while True:
-            answer = await self.send("GET", f"/{noun}", **filters, cursor=cursor)
-            for item in answer[noun]:
+            page = await self.send("GET", path, **query)
+            for item in page[noun]:
                 yield item
-            cursor = answer["cursor"]
-            if cursor is None:
+            if page[place] is None:
                 return
+            query[place] = page[place]
 
     def _rows(self, path: str, /, **query: Any) -> AsyncGenerator[dict[str, Any], None]:
-        request = Request("GET", path, query=_query_from(**query), headers=NDJSON)
+        request = Request("GET", path, query=query_from(query), headers={"Accept": "application/x-ndjson"})
         return self._stream(request, lambda line: parse_json(line, self.url + path))
 
     async def _stream(self, request: Request, parse: Callable[[bytes], Any]) -> AsyncGenerator[Any, None]:
@@ -651,7 +621,7 @@ def _policy_path(policy: str | None) -> str:
     return "/policy" if policy is None else path_of("policies", policy)
 
 
-def _query_from(**options: Any) -> dict[str, str]:
+def query_from(options: Mapping[str, Any]) -> dict[str, str]:
     """Return options that are not None as query parameters; booleans are `true` and `false`."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -673,8 +643,7 @@ def _check_float32(name: str, signal: Any) -> None:
         elif isinstance(value, list | tuple):
             pending.extend(value)
         elif isinstance(value, int | float) and not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
-            message = f"{name}: every number must be finite and within the range of float32 (±{MAX_FLOAT32:.8g})"
-            raise ClientError(message, type="invalid_request_error", code=NOT_VALID, param=name)
+            raise _not_valid(name, f"every number must be finite and within the range of float32 (±{MAX_FLOAT32:.8g})")
 
 
 def _check_update(version: object, in_flight: str, *, rolling: bool) -> None:
@@ -715,7 +684,7 @@ def _check_drained(paused: Mapping[str, Any], drain_s: float) -> None:
             f"{paused['in_flight']} calls are in flight after {drain_s:g} s, or another client paused or resumed calls; "
             "nothing was updated. Use a larger drain_s, or another in_flight.",
             type="conflict_error",
-            code=NOT_DRAINED,
+            code="not_drained",
         )
 
 

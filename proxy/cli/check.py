@@ -184,7 +184,7 @@ def _bind_error(host: str, port: int) -> OSError | None:
 def check_files(settings: Settings) -> Iterator[Finding]:
     """Check that the open file limit is sufficient for the maximum number of concurrent calls."""
     try:
-        import resource  # noqa: PLC0415 - not available on Windows
+        import resource  # not available on Windows
     except ImportError:
         return
     limits = [endpoint.max_in_flight for endpoint in settings.engines.endpoints]

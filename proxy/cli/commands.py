@@ -91,7 +91,7 @@ async def open_page(address: ControlAddress, rollout_id: str | None, group_id: s
     async with connected(address) as control:
         await control.send("GET", "/health")
     kind, name = ("rollout", rollout_id) if rollout_id is not None else ("group", group_id)
-    page = f"{control.url}/ui" + ("" if name is None else f"#/{kind}/{quote(name, safe='')}")
+    page = f"{str(address.url).rstrip('/')}/ui" + ("" if name is None else f"#/{kind}/{quote(name, safe='')}")
     print(page, flush=True)  # noqa: T201 - the result
     if not await asyncio.to_thread(webbrowser.open, page):
         print_note("no browser found; open this address in one", "dim")

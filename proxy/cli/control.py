@@ -4,6 +4,7 @@ They are sent by http.client in threads: the import of aiohttp's client takes lo
 """
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from socket import SHUT_RDWR
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import orjson
 
@@ -54,8 +55,8 @@ async def connected(address: ControlAddress) -> AsyncIterator["Control"]:
     url, api_key = address.url, address.api_key
     async with AsyncExitStack() as stack:
         if address.settings is not None:
-            from proxy.config.sections import ListenTlsSettings  # noqa: PLC0415 - these take a second
-            from proxy.server.listener import running  # noqa: PLC0415
+            from proxy.config.sections import ListenTlsSettings  # these take a second
+            from proxy.server.listener import running
 
             plain = address.settings.model_copy(update={"listen_tls": ListenTlsSettings()})  # only we call it
             url = (await stack.enter_async_context(running(plain))).control_url
@@ -67,8 +68,8 @@ class Control(ControlApi):
     """The client's methods. A request is sent once; a failure is an OSError or a ClientError."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._transport = _Transport(url.rstrip("/"), api_key)
-        super().__init__(url.rstrip("/"), self._transport, attempts=1)
+        self._transport = _Transport(*_without_credentials(url.rstrip("/"), api_key))
+        super().__init__(self._transport.url, self._transport, attempts=1)
 
     def response(self, path: str, *, timeout_s: float | None = None) -> "AbstractAsyncContextManager[Response]":
         """Yield the response to a GET request. Exports and scoring may take minutes: by default reading has no timeout.
@@ -143,9 +144,9 @@ class Response:
 
 
 class _Transport(Transport):
-    def __init__(self, url: str, api_key: str | None) -> None:
-        self._url = url
-        self._headers = authorization(api_key)
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self.url = url
+        self._headers = headers
 
     async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
         async with self.response(request) as response:
@@ -154,7 +155,7 @@ class _Transport(Transport):
 
     @asynccontextmanager
     async def response(self, request: Request, timeout_s: float | None = None) -> AsyncIterator[Response]:
-        url = f"{self._url}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"
+        url = f"{self.url}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"
         with _failing(url):
             connection, is_over = _connection(url), Event()
         try:
@@ -176,6 +177,18 @@ class _Transport(Transport):
         path = quote(url[url.index("/", url.index("//") + 2) :], safe=_SAFE)
         connection.request(request.method, path, data, {**request.headers, **kind, **self._headers})
         return connection.getresponse()
+
+
+def _without_credentials(url: str, api_key: str | None) -> tuple[str, dict[str, str]]:
+    """Return a URL without `user:password@`, and the header with these or with the key. Raises OSError for both."""
+    parts = urlsplit(url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, authorization(api_key)
+    if api_key:
+        raise OSError("the address has user:password@, and there is an API key: a request can have only one of them")
+    basic = b64encode(unquote(credentials).encode()).decode()
+    return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {basic}"}
 
 
 def _connection(url: str) -> HTTPConnection:

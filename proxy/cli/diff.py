@@ -82,9 +82,9 @@ async def diff(address: ControlAddress, out: Console, a: str, b: str, tolerance:
 
 async def _steps_of_file(path: Path) -> AsyncGenerator[Step, None]:
     """Yield the steps of the rollouts in a file, as the control API returns them. Raises OSError, ValueError."""
-    from proxy.api.control.steps import step_json  # noqa: PLC0415 - these take as long as a command
-    from proxy.rollouts.archive.tape_file import read_tape_file  # noqa: PLC0415
-    from proxy.rollouts.rollout import Rollout  # noqa: PLC0415
+    from proxy.api.control.steps import step_json  # these take as long as a command
+    from proxy.rollouts.archive.tape_file import read_tape_file
+    from proxy.rollouts.rollout import Rollout
 
     for rollout in await asyncio.to_thread(read_tape_file, path):
         for index, step in enumerate(rollout.steps.values()):
@@ -255,7 +255,7 @@ def _reply(step: Step) -> Any:
 
 def _shown(found: Difference) -> dict[str, Any]:
     """Return a difference as JSON: of long texts the part around the first different character."""
-    from proxy.trajectory.tape import from_difference  # noqa: PLC0415 - it takes a third of the command's start
+    from proxy.trajectory.tape import from_difference  # it takes a third of the command's start
 
     a, b = found.a, found.b
     if isinstance(a, str) and isinstance(b, str):

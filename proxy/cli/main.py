@@ -5,6 +5,7 @@ Each command imports its implementation when it runs, so that `--help` and shell
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import typer
 
@@ -14,6 +15,7 @@ from proxy.cli.runner import (
     AsJson,
     Commands,
     ConfigFile,
+    EngineKey,
     EngineUrls,
     Exit,
     Insecure,
@@ -34,6 +36,9 @@ from proxy.cli.running import url_of_commands
 
 if TYPE_CHECKING:
     from proxy.cli.control import Control
+
+EngineKind = Literal["vllm", "sglang"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "after_temperature_logprobs"]
 
 app = Commands(name="tokentape", callback=tokentape, no_args_is_help=True, pretty_exceptions_enable=False)
 for group in (rollouts, groups, batches, policies):
@@ -87,7 +92,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     max_model_len: Annotated[int, typer.Option(help="Maximum number of prompt and completion tokens.")] = 32768,
     seed: Annotated[int | None, typer.Option(help="Default seed of requests; random if omitted.")] = None,
     token_delay_s: Annotated[float, typer.Option(help="Delay between tokens, in seconds.")] = 0.0,
-    shape: Annotated[Literal["vllm", "sglang"], typer.Option(help="API to serve.")] = "vllm",
+    shape: Annotated[EngineKind, typer.Option(help="API to serve.")] = "vllm",
     script: Annotated[Path | None, typer.Option(help="YAML file with scripted replies, one per turn.")] = None,
     template: Annotated[
         Path | None, typer.Option(help="Chat template in Jinja; requires the extra `tokenizer`.")
@@ -319,16 +324,11 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     rollout: Annotated[list[str] | None, typer.Option(help="Only this rollout; repeatable.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     api_key: ProxyKey = None,
-    engine_api_key: Annotated[
-        str | None, typer.Option(help="Engine API key.", envvar="TOKENTAPE_ENGINE_API_KEY")
-    ] = None,
-    engine_kind: Annotated[
-        Literal["vllm", "sglang"] | None, typer.Option(help="Engine type; detected if omitted.")
-    ] = None,
+    engine_api_key: EngineKey = None,
+    engine_kind: Annotated[EngineKind | None, typer.Option(help="Engine type; detected if omitted.")] = None,
     model: Annotated[str | None, typer.Option(help="Scoring model; default the first in /v1/models.")] = None,
     logprobs_mode: Annotated[
-        Literal["raw_logprobs", "processed_logprobs", "after_temperature_logprobs"] | None,
-        typer.Option(help="Mode of the recorded logprobs; default by engine type."),
+        LogprobsMode | None, typer.Option(help="Mode of the recorded logprobs; default by engine type.")
     ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Maximum absolute logprob difference of an aligned token.")
@@ -418,7 +418,7 @@ def certify(
     engine: Annotated[str, typer.Argument(help="Base URL of the engine.")],
     model: Annotated[str | None, typer.Option(help="Model; default the first in /v1/models.")] = None,
     config: ConfigFile = None,
-    api_key: Annotated[str | None, typer.Option(help="Engine API key.", envvar="TOKENTAPE_ENGINE_API_KEY")] = None,
+    api_key: EngineKey = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Maximum difference of a logprob that is scored again.")
     ] = 0.01,
@@ -510,11 +510,15 @@ async def request(
     fields: Fields = None,
 ) -> Answer:
     """Send any other request to the control API, and print its response as JSON."""
+    from tokentape.control_api import query_from
+
     given, method = fields_of(fields), method.upper()
     if not path.startswith("/"):
         usage_error(f"{path}: the path begins with /")
-    sent = {"body": given} if method in {"POST", "PUT", "PATCH"} else given
-    return Answer(await control.send(method, path, **sent), is_json=True)
+    body = given if method in {"POST", "PUT", "PATCH"} else None
+    if given and body is None:
+        path += ("&" if "?" in path else "?") + urlencode(query_from(given))
+    return Answer(await control.send(method, path, body), is_json=True)
 
 
 @app.command()

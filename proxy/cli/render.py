@@ -168,7 +168,7 @@ def continuation_lines(step: Mapping[str, Any]) -> Iterator[Text]:
     recorded = step.get("extra", {}).get("continuation")
     if not recorded:
         return
-    from proxy.continuation.types import REASONS  # noqa: PLC0415 - only some steps need it
+    from proxy.continuation.types import REASONS  # only some steps need it
 
     reason = recorded.get("reason")
     why = "" if reason is None else REASONS.get(reason, reason)

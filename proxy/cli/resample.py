@@ -1,6 +1,6 @@
 """`tokentape resample`: samples recorded calls again, each as the only step of a new rollout that branches before it.
 
-The name of such a rollout is made of the step and of the policy's version or model, so that a repeated command goes on.
+The name of such a rollout is made of the step and of the policy's version or model, so that a repeated command continues.
 """
 
 import asyncio

@@ -167,10 +167,7 @@ async def branch_rollout(
 @rollouts.verb("delete")
 async def delete_rollout(control: "Control", rollout: RolloutId) -> Answer:
     """Delete a rollout and all its steps. If it does not exist, print that nothing was deleted, and exit with 0."""
-    exists = await _exists(control, "rollouts", rollout)
-    if exists:
-        await control.delete_rollout(rollout)
-    return Answer({"rollout_id": rollout, "deleted": exists}, _deletion_line("rollout", rollout, exists=exists))
+    return await _deleted(control, "rollout", rollout)
 
 
 @groups.verb("open")
@@ -225,10 +222,7 @@ async def requeue_group(
 @groups.verb("delete")
 async def delete_group(control: "Control", group: GroupId) -> Answer:
     """Delete a group and its rollouts. If it does not exist, print that nothing was deleted, and exit with 0."""
-    exists = await _exists(control, "groups", group)
-    if exists:
-        await control.delete_group(group)
-    return Answer({"group_id": group, "deleted": exists}, _deletion_line("group", group, exists=exists))
+    return await _deleted(control, "group", group)
 
 
 @batches.verb("claim")
@@ -360,20 +354,20 @@ def _mode_line(name: str, policy: "Mapping[str, Any]") -> str:
     return f"{line}, " + ("no calls in flight" if policy["drained"] else f"{policy['in_flight']} calls in flight")
 
 
-async def _exists(control: "Control", noun: str, name: str) -> bool:
-    """Return whether a rollout or a group exists, since the response to a deletion does not; damaged ones can be deleted."""
+async def _deleted(control: "Control", noun: str, name: str) -> Answer:
+    """Delete a rollout or a group. A request before finds out if it exists, since the response to a deletion does not."""
     from proxy.cli.control import Refused
     from tokentape.control_api import path_of
 
+    path, exists = path_of(f"{noun}s", name), True
     try:
-        await control.send("GET", path_of(noun, name))
+        await control.send("GET", path)
     except Refused as refused:
-        return refused.status != NOT_FOUND
-    return True
-
-
-def _deletion_line(noun: str, name: str, *, exists: bool) -> str:
-    return f"{noun} {name!r}: {'deleted' if exists else 'does not exist; nothing was deleted'}"
+        exists = refused.status != NOT_FOUND  # a damaged one can be deleted
+    if exists:
+        await control.send("DELETE", path)
+    note = f"{noun} {name!r}: {'deleted' if exists else 'does not exist; nothing was deleted'}"
+    return Answer({f"{noun}_id": name, "deleted": exists}, note)
 
 
 def _named_reward(option: str, text: str) -> tuple[str, float]:

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial, wraps
+from http.client import HTTPException
 from importlib.metadata import version as version_of
 from inspect import Parameter
 from logging import NullHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn, Self, TypeVar
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import orjson
@@ -146,7 +146,7 @@ def rollout_ids(ctx: typer.Context, incomplete: str) -> list[str]:
         request = Request(f"{url.rstrip('/')}/rollouts?limit={MAX_COMPLETIONS}", headers=headers)  # noqa: S310 - the scheme is checked above
         with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
             names = [str(rollout["rollout_id"]) for rollout in orjson.loads(response.read())["rollouts"]]
-    except (URLError, OSError, ValueError, KeyError, TypeError):
+    except (HTTPException, OSError, ValueError, KeyError, TypeError):  # HTTPException: of a URL that has a password
         return []
     return [name for name in names if name.startswith(incomplete) and _SAFE.fullmatch(name)]
 
@@ -167,6 +167,7 @@ StoreUrl = Annotated[
         "--store", help="Read this store (embedded:PATH, redis://…) directly; no other process may have it open."
     ),
 ]
+EngineKey = Annotated[str | None, typer.Option(help="Engine API key.", envvar="TOKENTAPE_ENGINE_API_KEY")]
 EngineUrls = Annotated[list[str] | None, typer.Option("--engine", help="Base URL of an engine; repeatable.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow an address or a control API without API keys.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]

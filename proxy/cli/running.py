@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 DEFAULT_URL: Final = "http://127.0.0.1:8400"
@@ -20,9 +21,9 @@ def announced(url: str) -> Iterator[None]:
     """Keep the file of this process with this address. Without a home that can be written to there is none."""
     with ExitStack() as stack:
         with suppress(OSError, RuntimeError, ImportError):
-            import fcntl  # noqa: PLC0415 - not available on Windows
+            import fcntl  # not available on Windows
 
-            path = _folder() / f"{os.getpid()}{_suffix()}"
+            path = _folder() / f"{token_hex(8)}{_suffix()}"  # a process ID may be in several containers with this home
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = path.with_suffix(".part")  # a file is not seen before it is locked
             file = stack.enter_context(part.open("w", encoding="utf-8"))
@@ -38,7 +39,7 @@ def running_urls() -> list[str]:
     """Return the addresses of the proxies that run."""
     found: list[str] = []
     with suppress(OSError, RuntimeError, ImportError):
-        import fcntl  # noqa: PLC0415
+        import fcntl
 
         for path in sorted(_folder().glob(f"*{_suffix()}")):
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:

@@ -101,7 +101,7 @@ async def simulate(
 
 async def _taken_by(settings: Settings) -> str:
     """Return what uses the address, and what to do."""
-    from proxy.cli.check import proxy_runs  # noqa: PLC0415 - only for this
+    from proxy.cli.check import proxy_runs  # only for this
 
     by = "A TokenTape proxy runs there" if await proxy_runs(settings) else "Another program uses it"
     return f"{by}. Stop it, or choose another address: --listen 127.0.0.1:9000 (make run LISTEN=127.0.0.1:9000)."

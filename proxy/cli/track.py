@@ -63,7 +63,10 @@ def mlflow_run(experiment: str, name: str) -> tuple[int, Track]:
     client, metric = import_module("mlflow").MlflowClient(), import_module("mlflow.entities").Metric
     found = client.get_experiment_by_name(experiment)
     place = client.create_experiment(experiment) if found is None else found.experiment_id
-    runs = client.search_runs([place], f"attributes.run_name = '{name}'")
+    quote = '"' if "'" in name else "'"
+    if quote in name:
+        raise ValueError(f"--run {name}: MLflow cannot search for a name with both ' and \"; use another one")
+    runs = client.search_runs([place], f"attributes.run_name = {quote}{name}{quote}")
     run = runs[0] if runs else client.create_run(place, run_name=name)
 
     def track(number: int, entry: Entry, text: str | None) -> None:

@@ -128,7 +128,7 @@ class Engine:
         return found
 
     def pause(self, which: Literal["new", "all"] | None) -> None:
-        """Let new calls or all calls wait; with None they go on."""
+        """Let new calls or all calls wait; with None they continue."""
         self.paused = which
         self._notify()
 

@@ -22,7 +22,7 @@ from proxy.simulator.options import Faults, Options
 from proxy.simulator.parser import CallBlocks, ToolCall
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
-from proxy.simulator.script import ScriptedCall, Turn
+from proxy.simulator.script import Script, ScriptedCall, Turn
 from proxy.simulator.template import (
     COMPACT,
     PLACEHOLDER,
@@ -275,17 +275,22 @@ def chat_prompt(
         starts=starts,
     )
     if options.script is not None:
-        turn, cut = options.script.turn(chat.messages)
-        generation = replace(
-            generation,
-            make_reply=partial(replies.scripted, turn),
-            is_scripted=True,
-            reasoning=bool(turn.think),
-            ends_with_call=bool(turn.call),
-            cut=cut,
-        )
+        generation = _scripted(generation, options.script, replies)
     is_closed = _REASONING_END in begun
     return Prompt(ids, generation, text, replies.blocks, unexpanded, is_open or _REASONING in begun, is_closed)
+
+
+def _scripted(generation: GenerationOptions, script: Script, replies: "Replies") -> GenerationOptions:
+    """Return the options of the script's next turn. Raises RequestError if it fails the request."""
+    turn, cut = script.turn(replies.chat.messages)
+    return replace(
+        generation,
+        make_reply=partial(replies.scripted, turn),
+        is_scripted=True,
+        reasoning=bool(turn.think),
+        ends_with_call=bool(turn.call),
+        cut=cut,
+    )
 
 
 _MAX_OPENING: Final = 3

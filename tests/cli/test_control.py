@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from base64 import b64decode
 
 import pytest
 from aiohttp import web
@@ -49,6 +50,26 @@ async def test_a_response_that_is_not_json_is_an_error_that_suggests_to_check_th
     engine.respond = respond
     with pytest.raises(ClientError, match="check that it is the control API of a proxy"):
         await Control(engine.url).send("GET", "/rollouts")
+
+
+async def test_the_user_and_the_password_of_a_url_are_sent_and_not_shown(engine):
+    """A proxy before this one may require them. With an API key, which is sent in the same header, they are refused."""
+    engine.fixed_responses = {}
+    seen = []
+
+    async def respond(request, body):
+        seen.append(request.headers["Authorization"])
+        return web.Response(status=403)
+
+    engine.respond = respond
+    url = engine.url.replace("://", "://me:s%40fe@")
+    with pytest.raises(Refused) as refused:
+        await Control(url).send("GET", "/rollouts")
+
+    assert b64decode(seen[0].removeprefix("Basic ")) == b"me:s@fe"
+    assert str(refused.value).startswith(f"{engine.url}/rollouts returned 403")
+    with pytest.raises(OSError, match="there is an API key"):
+        Control(url, "key")
 
 
 @pytest.mark.parametrize("has_route", [True, False])

@@ -275,6 +275,11 @@ async def test_any_request_can_be_sent(invoke, recorded):
     assert (code, [rollout["rollout_id"] for rollout in orjson.loads(out)["rollouts"]]) == (0, ["demo"])
     code, out, _ = await invoke("request", "PATCH", "/rollouts/demo", "--set", "reward=-2.5")
     assert (code, orjson.loads(out)["reward"]) == (0, -2.5)
+    code, out, _ = await invoke("request", "GET", "/rollouts?limit=2", "--set", "status=completed")
+    assert (code, [rollout["rollout_id"] for rollout in orjson.loads(out)["rollouts"]]) == (0, ["demo"])
+    for name in ("body", "method", "path", "self", "wait_s"):
+        code, _, errors = await invoke("request", "GET", "/rollouts", "--set", f"{name}=1")
+        assert (code, f"Unknown query parameter '{name}'" in errors) == (Exit.FAILED, True), errors
     assert (await invoke("request", "GET", "rollouts"))[0] == 2
     code, _, errors = await invoke("request", "GET", "/noä/such")
     assert (code, "404" in errors) == (Exit.FAILED, True)

@@ -139,9 +139,12 @@ async def test_completion_uses_the_api_key_of_the_command_line(http, store):
         assert await completions(served.url) == []
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "file:///etc", None, "http://[", "https://127.0.0.1:9"])
-async def test_an_unreachable_proxy_completes_nothing(url):
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9", "file:///etc", None, "http://[", "http://a:b@c:1", "https://127.0.0.1:9"]
+)
+async def test_an_unreachable_proxy_completes_nothing(url, monkeypatch):
     """A shell gets no traceback."""
+    monkeypatch.setattr("proxy.cli.running.DEFAULT_URL", "http://127.0.0.1:9")  # on the default port one may run
     assert await completions(url) == []
 
 

@@ -74,6 +74,14 @@ def test_a_file_of_another_machine_or_with_another_text_is_ignored(home):
         assert running_urls() == []
 
 
+def test_a_process_with_the_same_id_in_another_container_has_a_file_of_its_own(home):
+    """Containers with one home and one host name: the end of one proxy does not hide the other."""
+    with announced(URL):
+        with announced("http://127.0.0.1:9001"):
+            assert len(running_urls()) == 2
+        assert running_urls() == [URL]
+
+
 def test_a_file_of_another_user_is_ignored(other, monkeypatch):
     """HOME may be a folder that others can write to; commands send their key to the address."""
     monkeypatch.setattr("os.getuid", lambda: 987654)
@@ -87,7 +95,7 @@ def test_a_machine_whose_name_begins_with_that_of_another_has_files_of_its_own(h
     monkeypatch.setattr("os.uname", lambda: named)
     with announced(URL):
         (path,) = folder.iterdir()
-        left = path.with_name(path.name.replace(str(os.getpid()), "1"))
+        left = path.with_name(f"1{path.name}")
         left.write_text(URL)  # not locked
         named.nodename = "gpu"
         assert running_urls() == []

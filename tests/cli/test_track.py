@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -251,6 +253,20 @@ async def test_each_nth_rollout_is_logged_with_its_text(simulated, tmp_path):
     assert texts["b"] is None
     assert "Hello" in texts["a"]
     assert texts["c"].startswith("c  completed  reward 1\n")
+
+
+def test_a_run_of_mlflow_is_found_by_any_name_that_its_search_can_express(monkeypatch):
+    """Its search language has two kinds of quotes, and no escapes."""
+    filters = []
+    client = Mock()
+    client.search_runs = lambda _places, query: filters.append(query) or [Mock(data=Mock(metrics={"rollouts": 3.0}))]
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=Mock()))
+
+    assert [tracking.mlflow_run("e", name)[0] for name in ("a", "it's", 'the "b"')] == [3, 3, 3]
+    assert [query.removeprefix("attributes.run_name = ") for query in filters] == ["'a'", '"it\'s"', "'the \"b\"'"]
+    with pytest.raises(ValueError, match="use another one"):
+        tracking.mlflow_run("e", 'it\'s "b"')
 
 
 @pytest.mark.parametrize(

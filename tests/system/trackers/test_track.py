@@ -122,16 +122,16 @@ async def test_wandb_has_each_rollout_once(url, run, tmp_path):
 async def test_mlflow_has_each_rollout_once_at_its_policy_version(url, run):
     """Also those that were written to the file by a process that died before it logged them."""
     await finish(url, 3, "a", "b")
-    await run("--mlflow", "project", "--run", "first")
+    await run("--mlflow", "project", "--run", "today's first")
     await finish(url, 4, "c")
     await run("--sample", "0")
-    lines = await run("--mlflow", "project", "--run", "first")
+    lines = await run("--mlflow", "project", "--run", "today's first")
 
     client = await asyncio.to_thread(MlflowClient)
     (kept,) = client.search_runs([client.get_experiment_by_name("project").experiment_id])
     rewards = client.get_metric_history(kept.info.run_id, "rollout/reward")
     assert [file.path for file in client.list_artifacts(kept.info.run_id, "rollouts")] == ["rollouts/0.txt"]
-    assert (kept.info.run_name, kept.data.metrics["rollouts"]) == ("first", 3.0)
+    assert (kept.info.run_name, kept.data.metrics["rollouts"]) == ("today's first", 3.0)
     assert [(line["values"]["reward"], line["values"]["policy_version"], line["finished_ms"]) for line in lines] == [
         (metric.value, metric.step, metric.timestamp) for metric in rewards
     ]
