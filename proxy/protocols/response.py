@@ -399,7 +399,8 @@ class StreamResponse(ResponseStream):
         self._parser = EventParser(max_event_bytes or MAX_EVENT_BYTES)
         accumulator = self._accumulator = view.dialect.accumulator()
         # What is stripped must not depend on the text, or on earlier events.
-        repeats = not view.strip_rules.reasoning and isinstance(accumulator, ChatAccumulator)
+        is_kept = not view.strip_rules.reasoning and (view.renderer is None or view.renderer.text_writer is not None)
+        repeats = is_kept and isinstance(accumulator, ChatAccumulator)
         self._repeated = RepeatedEvents(accumulator) if repeats else None  # type: ignore[arg-type]
         self._usage = _Usage(view)
         self._held: list[bytes | _Finish] = []
@@ -572,7 +573,15 @@ class StreamResponse(ResponseStream):
             is_held = self.is_aborted and view.choices == 1
             if shown is not None and (is_held or (usage.rules.usage and view.renderer is None)):
                 return _Finish(event, shown, loosely, shown is chunk)
-        return self._written(event, chunk, shown, loosely=loosely)
+        if view.renderer is None:
+            return self._written(event, chunk, shown, loosely=loosely)
+        if shown is None:
+            return b""
+        text = view.renderer.feed(shown)
+        if self._repeated is not None and self._repeated.is_learning and not (self._holding or loosely):
+            assert view.renderer.text_writer is not None
+            self._repeated.learn(event.raw, chunk, text, view.renderer.text_writer())
+        return text
 
     def _is_empty(self) -> bool:
         """Return whether nothing was sampled, and no choice has ended."""
@@ -581,18 +590,14 @@ class StreamResponse(ResponseStream):
         return not accumulator.finished and self._error is None and not any(choice.size for choice in choices)
 
     def _written(self, event: Event, chunk: Json, shown: Json | None, *, loosely: bool) -> bytes:
-        renderer, write = self._view.renderer, None
-        learns = self._repeated is not None and self._repeated.is_learning and not (self._holding or loosely)
-        if shown is None:
-            text = b""
-        elif renderer is not None:
-            text, write = renderer.feed(shown), renderer.text_writer() if learns else None
-        elif shown is chunk:
+        if shown is chunk:
             text = event.raw
+        elif shown is None:
+            text = b""
         else:
             text = event.before + (write_loosely(shown) if loosely else orjson.dumps(shown)) + event.after
-        if learns and self._repeated is not None:
-            self._repeated.learn(event.raw, chunk, None if text is event.raw else text, write)
+        if self._repeated is not None and self._repeated.is_learning and not (self._holding or loosely):
+            self._repeated.learn(event.raw, chunk, None if shown is chunk else text)
         return text
 
     def _as_it_came(self, event: Event) -> bytes:

@@ -4,7 +4,7 @@ A translator reads a request as a chat call, and renders the chunks of the chat 
 a client sends a response back, it is read as the chat message that was sampled, as far as the dialect can represent it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
@@ -150,17 +150,13 @@ class ResponseRenderer(Protocol):
     """
 
     stream_format: StreamFormat
+    # Returns what writes the events of further texts in place of the only text of the chunk that was fed last; None if a text
+    # there may have another effect than an event of its own. It is None in a dialect without such events.
+    text_writer: Callable[[], WriteTexts | None] | None = None
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of this chunk, possibly none."""
         ...
-
-    def text_writer(self) -> WriteTexts | None:
-        """Return what writes the events of further texts in place of the only text of the chunk that was fed last.
-
-        None if a text there may have another effect than an event of its own.
-        """
-        return None
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         """Return the events that end the stream.
