@@ -224,7 +224,7 @@ def test_flags_of_several_prompts_are_completed_and_stripped_one_by_one():
     made = plan(body)
     metas = [{"id": str(n), "completion_tokens": 1, "output_token_logprobs": [[-1.0, n, None]]} for n in (5, 6)]
     response = {"choices": [choice("t", [n]) | {"meta_info": metas[n - 5], "index": n - 5} for n in (5, 6)]}
-    shown = made.view.whole(response)["choices"]
+    shown = made.view.whole(response)[0]["choices"]
 
     assert (made.body["return_logprob"], made.body["logprob_start_len"]) == (True, [-1, 0])
     assert ["output_token_logprobs" in each["meta_info"] for each in shown] == [False, True]
