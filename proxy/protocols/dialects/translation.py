@@ -153,6 +153,11 @@ def chat_call(call_id: str, name: str, arguments: str) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def chat_function(name: str, **fields: Any) -> Json:
+    """Return a function of chat with these fields, except those that are None; without any, the choice of this function."""
+    return {"type": "function", "function": {"name": name} | {k: v for k, v in fields.items() if v is not None}}
+
+
 def schema_format(schema: Json) -> Json:
     """Return the chat field of a response format with a schema; `schema` are its name, its JSON Schema and its options."""
     return {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -18,6 +18,7 @@ from proxy.protocols.dialects.translation import (
     add_configured,
     an_object,
     at,
+    chat_function,
     continue_last,
     optional,
     passed_fields,
@@ -171,22 +172,15 @@ def tools_from(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
                 "dialects.ignore_hosted_tools to remove such tools",
             )
         for declaration, declared_path in optional(objects, tool, _DECLARATIONS, path) or ():
-            function = _function(declaration, declared_path)
-            if function["name"] in functions:
-                raise refusal(f"{declared_path}.name", f"{function['name'][:64]!r} is declared twice")
-            functions[function["name"]] = function
+            name = required(a_text, declaration, "name", declared_path)
+            description = optional(a_text, declaration, "description", declared_path)
+            # The schema of its result is not sent: chat has no field for it.
+            parameters = _either_schema(declaration, "parameters", "parametersJsonSchema", declared_path)
+            parameters = parameters or {"type": "object", "properties": {}}
+            if name in functions:
+                raise refusal(f"{declared_path}.name", f"{name[:64]!r} is declared twice")
+            functions[name] = chat_function(name, description=description, parameters=parameters)
     return _chosen(body, functions)
-
-
-def _function(declaration: Json, path: str) -> Json:
-    """Return a declaration as a chat function. Its result's schema is not sent: chat has no field for it."""
-    function: Json = {"name": required(a_text, declaration, "name", path)}
-    description = optional(a_text, declaration, "description", path)
-    if description is not None:
-        function["description"] = description
-    parameters = _either_schema(declaration, "parameters", "parametersJsonSchema", path)
-    function["parameters"] = parameters or {"type": "object", "properties": {}}
-    return function
 
 
 def _chosen(body: Mapping[str, Any], functions: Mapping[str, Json]) -> Json:
@@ -204,21 +198,19 @@ def _chosen(body: Mapping[str, Any], functions: Mapping[str, Json]) -> Json:
     for name in names:
         if name not in functions:
             raise refusal(f"{path}.allowedFunctionNames", f"{name[:64]!r} is not one of the declared functions")
-    if given is None:
-        return _fields(functions.values(), None)
-    choice: Any = one_of_names(given, mode_path, _MODES)
-    if choice == "required" and not functions:
-        raise refusal(mode_path, "ANY requires functionDeclarations")
-    if choice == "required" and len(names) == 1:
-        return _fields(functions.values(), {"type": "function", "function": {"name": next(iter(names))}})
-    return _fields([function for name, function in functions.items() if not names or name in names], choice)
-
-
-def _fields(functions: Any, choice: Any) -> Json:
-    tools = [{"type": "function", "function": function} for function in functions]
-    if not tools:
+    choice: Any = None
+    if given is not None:
+        choice = one_of_names(given, mode_path, _MODES)
+        if choice == "required" and not functions:
+            raise refusal(mode_path, "ANY requires functionDeclarations")
+        if choice == "required" and len(names) == 1:
+            choice = chat_function(*names)
+        elif names:
+            functions = {name: function for name, function in functions.items() if name in names}
+    if not functions:
         return {}
-    return {"tools": tools} if choice is None else {"tools": tools, "tool_choice": choice}
+    fields: Json = {"tools": list(functions.values())}
+    return fields if choice is None else {**fields, "tool_choice": choice}
 
 
 _MAX_PATH: Final = 200  # characters; clients choose the names in a path

@@ -21,6 +21,7 @@ from proxy.protocols.dialects.translation import (
     an_object,
     chat_call,
     chat_content,
+    chat_function,
     continue_last,
     one_of,
     optional,
@@ -36,7 +37,7 @@ Blocks = list[tuple[str, Json]]  # with their paths
 # Messages endpoint removes it as well (entrypoints/anthropic/serving.py:371).
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _ROLES: Final = ("user", "assistant", "system")
-TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system messages; `request` reads them
+TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system messages, from which `tools_from` reads them
 
 
 def blocks_from(content: Any, path: str) -> Blocks:
@@ -372,12 +373,7 @@ def _function(value: Any, path: str, *, ignore_hosted: bool) -> Json:
     schema = required(an_object, tool, "input_schema", path)
     parameters = schema if "type" in schema else {**schema, "type": "object"}  # as vLLM 0.32 completes it
     flags = {field: optional(a_flag, tool, field, path) for field in ("strict", "defer_loading")}
-    function = {"name": name, "description": description, "parameters": parameters, **flags}
-    return _as_function({field: value for field, value in function.items() if value is not None})
-
-
-def _as_function(function: Json) -> Json:
-    return {"type": "function", "function": function}
+    return chat_function(name, description=description, parameters=parameters, **flags)
 
 
 def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
@@ -402,8 +398,7 @@ def _changed(offered: list[Json], body: Mapping[str, Any]) -> list[Json]:
             if name not in tools:
                 raise refusal(f"{path}.name", f"{name[:64]!r} is not one of the tools of the request")
             if block["type"] == "tool_addition":
-                function = tools[name]["function"]
-                tools[name] = _as_function({field: function[field] for field in function if field != "defer_loading"})
+                tools[name] = chat_function(**{**tools[name]["function"], "defer_loading": None})
         (removed.add if block["type"] == "tool_removal" else removed.discard)(name)
     return [tool for name, tool in tools.items() if name not in removed]
 
@@ -422,7 +417,7 @@ def _choice(choice: Json, *, offers: bool) -> Json:
     kind = one_of(choice.get("type"), "tool_choice.type", _CHOICES)
     fields: Json = {}
     if kind == "tool":
-        fields["tool_choice"] = _as_function({"name": required(a_text, choice, "name", "tool_choice")})
+        fields["tool_choice"] = chat_function(required(a_text, choice, "name", "tool_choice"))
     elif offers or kind == "any":
         fields["tool_choice"] = _CHOICES[kind]
     if optional(a_flag, choice, "disable_parallel_tool_use", "tool_choice") and offers:

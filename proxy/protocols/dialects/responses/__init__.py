@@ -339,6 +339,7 @@ class ResponsesRenderer(ResponseRenderer):
         return b"".join(events)
 
     def text_writer(self) -> WriteTexts | None:
+        """Return what writes further texts into events of the part that the last one belongs to; None with logprobs."""
         return None if self._fed is None or self._adds_logprobs else self._fed[0].writer(self._fed[1])
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:

@@ -13,7 +13,17 @@ import orjson
 
 from proxy.errors import BadRequest
 from proxy.protocols.dialects.base import Json
-from proxy.protocols.dialects.translation import a_flag, a_text, an_object, objects, optional, required, unknown, wrong
+from proxy.protocols.dialects.translation import (
+    a_flag,
+    a_text,
+    an_object,
+    chat_function,
+    objects,
+    optional,
+    required,
+    unknown,
+    wrong,
+)
 
 INPUT: Final = "input"
 
@@ -193,13 +203,13 @@ def _entries(entries: Iterable[tuple[Json, str]]) -> Iterator[tuple[Json, str | 
 
 def _function(tool: Json, chat: str, path: str) -> Json:
     """Return a function in chat's format: the same fields, one level deeper."""
-    fields = {
-        "description": optional(a_text, tool, "description", path),
-        "parameters": optional(an_object, tool, "parameters", path),
-        "strict": optional(a_flag, tool, "strict", path),
-        "defer_loading": optional(a_flag, tool, "defer_loading", path),
-    }
-    return {"type": "function", "function": {"name": chat} | {k: v for k, v in fields.items() if v is not None}}
+    return chat_function(
+        chat,
+        description=optional(a_text, tool, "description", path),
+        parameters=optional(an_object, tool, "parameters", path),
+        strict=optional(a_flag, tool, "strict", path),
+        defer_loading=optional(a_flag, tool, "defer_loading", path),
+    )
 
 
 def _freeform(tool: Json, chat: str, path: str) -> Json:
@@ -217,8 +227,7 @@ def _freeform(tool: Json, chat: str, path: str) -> Json:
         "required": [INPUT],
         "additionalProperties": False,
     }
-    described = {} if description is None else {"description": description}
-    return {"type": "function", "function": {"name": chat, **described, "parameters": schema}}
+    return chat_function(chat, description=description, parameters=schema)
 
 
 def choose(body: Mapping[str, Any], tools: Tools, *, ignore_hosted: bool) -> Json:
@@ -246,7 +255,7 @@ def _choice(choice: Json, tools: Tools, *, ignore_hosted: bool) -> tuple[Any, li
         name = chat_name(
             required(a_text, choice, "name", "tool_choice"), optional(a_text, choice, "namespace", "tool_choice")
         )
-        return {"type": "function", "function": {"name": name}}, list(tools.chat_tools)
+        return chat_function(name), list(tools.chat_tools)
     if kind == "allowed_tools":
         mode = required(a_text, choice, "mode", "tool_choice")
         if mode not in {"auto", "required"}:
