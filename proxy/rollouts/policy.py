@@ -1,24 +1,20 @@
-"""The policies: which models belong to each, its announced version, and the pause of its calls."""
+"""The policies: which models belong to each, its announced version, the pause of its calls, and its rolling update.
+
+In a rolling update one endpoint at a time is held while its weights change, and then has its own version. The announcement
+`endpoints` of the policy has them by label. Processes of 0.1.0 ignore it.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import orjson
 
 from proxy.errors import LowerVersion, NotFound, Paused, UnprocessableRequest
-from proxy.rollouts.endpoint_updates import (
-    ENDPOINTS_ANNOUNCEMENT,
-    EndpointUpdate,
-    change_endpoints,
-    held,
-    read_endpoints,
-    released,
-)
 from proxy.rollouts.rollout import announced_value, of_policy
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
@@ -30,13 +26,12 @@ from storage.types import Announcement, newer
 
 POLICY_ANNOUNCEMENT: Final = "policy"
 PAUSE_ANNOUNCEMENT: Final = "pause"
+ENDPOINTS_ANNOUNCEMENT: Final = "endpoints"
 ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause that aborts calls in flight
-INTERRUPT_ANNOUNCEMENT: Final = (
-    "interrupt"  # an `_Interrupt`; processes of 0.1.0 ignore it: their calls count until they end
-)
-_INTERVAL_S: Final = (
-    1.0  # between heartbeats, and the time until every process knows of a pause if a notification is lost
-)
+# An `_Interrupt`; processes of 0.1.0 ignore it: their calls count until they end.
+INTERRUPT_ANNOUNCEMENT: Final = "interrupt"
+# Between heartbeats, and the time until every process knows of a pause if a notification is lost.
+_INTERVAL_S: Final = 1.0
 _PAUSED_INTERVAL_S: Final = 0.1  # between looks at the calls in flight during a pause
 _LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
 _AWARE_TIMEOUT_S: Final = 2  # heartbeats are sent every second: a process that is unaware after this is unreachable
@@ -45,6 +40,8 @@ _WOKEN_AT_ONCE: Final = 16  # calls that a pause held
 _POLL_INTERVAL_S: Final = 0.05
 _MAX_LOGGED: Final = 100  # models that no policy lists
 _MAX_NAME: Final = 100  # characters of a model's name in the log
+
+T = TypeVar("T")
 
 InFlight: TypeAlias = Literal["keep", "abort", "resume"]
 
@@ -99,11 +96,6 @@ class Announced:
         number, own = number_of(version), number_of(self.version)
         return None if epoch != self.epoch or number is None or own is None else own - number
 
-    @property
-    def warning(self) -> str | None:
-        """Why the staleness of groups of this version is unknown, or None."""
-        return unknown_staleness(self.version)
-
 
 NOTHING: Final = Announced()
 
@@ -124,29 +116,88 @@ def read_announced(announcements: Mapping[str, Announcement], policy: str = DEFA
     return Announced.read(announcements.get(name), name)
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointUpdate:
+    """An endpoint in a rolling update."""
+
+    is_held: bool = False
+    is_last: bool = False  # its calls are interrupted although they lose what was sampled
+    version: str | None = None  # of its weights; None: the policy's
+    epoch: int = 0
+    policy_number: int = -1  # of the policy's announcement when the version was set: a later one replaces the version
+
+
+class _Latest(Generic[T]):
+    """The newest announcement of a policy that this process knows; `value` is a default until there is one."""
+
+    def __init__(self, announcement: str, policy: str, kind: Any, value: T) -> None:
+        self.name = of_policy(announcement, policy)
+        self.value = value
+        self._kind = kind
+        self._number = 0
+
+    def apply(self, announcements: Mapping[str, Announcement]) -> bool:
+        """Apply a newer announcement; return whether there is one. A damaged one leaves the value as it was."""
+        announcement = newer(announcements, self.name, self._number)
+        if announcement is None:
+            return False
+        self.value = announced_value(announcement, self._kind, self.name, self.value)
+        self._number = announcement.number
+        return True
+
+
+def latest_endpoints(policy: str) -> _Latest[dict[str, EndpointUpdate]]:
+    """Return the endpoints of a rolling update by label; there are none until they are announced."""
+    return _Latest(ENDPOINTS_ANNOUNCEMENT, policy, dict[str, EndpointUpdate], {})
+
+
+async def change_endpoints(
+    announcements: Announcements,
+    policy: str,
+    change: Callable[[dict[str, EndpointUpdate], Mapping[str, Announcement]], Mapping[str, EndpointUpdate]],
+) -> dict[str, Announcement]:
+    """Announce what `change` returns for the present endpoints and announcements; concurrent changes are all applied.
+
+    Endpoints that are not held and have no version of their own are dropped.
+    """
+    while True:
+        present, known = await announcements.read(), latest_endpoints(policy)
+        known.apply(present)
+        name, changed = known.name, change(known.value, present)
+        left = {label: it for label, it in changed.items() if it.is_held or it.version is not None}
+        number = present[name].number if name in present else 0
+        announcement = await announcements.announce_if(name, orjson.dumps(left), number)
+        if announcement is not None:
+            return {name: announcement}
+
+
+def held(known: Mapping[str, EndpointUpdate], labels: Iterable[str], *, is_last: bool) -> dict[str, EndpointUpdate]:
+    """Return the endpoints with these held."""
+    changed = {label: replace(known.get(label, EndpointUpdate()), is_held=True, is_last=is_last) for label in labels}
+    return {**known, **changed}
+
+
+def released(
+    known: Mapping[str, EndpointUpdate], labels: Iterable[str] | None, update: EndpointUpdate | None
+) -> dict[str, EndpointUpdate]:
+    """Return the endpoints with these (None: all that are held) released; with a version if `update` has one."""
+    chosen = [label for label, it in known.items() if it.is_held] if labels is None else labels
+    plain = EndpointUpdate()
+    changed = {label: update or replace(known.get(label, plain), is_held=False, is_last=False) for label in chosen}
+    return {**known, **changed}
+
+
 class PolicyVersion:
     """The latest version of a policy that this process knows; calls compare it at their start and end."""
 
-    __slots__ = (
-        "_endpoints",
-        "_endpoints_name",
-        "_endpoints_number",
-        "_name",
-        "_number",
-        "_policy",
-        "announced",
-        "is_rolling",
-    )
+    __slots__ = ("_endpoints", "_name", "_number", "announced", "is_rolling")
 
     def __init__(self, policy: str = DEFAULT_POLICY) -> None:
         self.announced = NOTHING
         self.is_rolling = False  # endpoints may have versions of their own (`at`)
-        self._policy = policy
         self._name = of_policy(POLICY_ANNOUNCEMENT, policy)
         self._number = -1
-        self._endpoints: Mapping[str, EndpointUpdate] = {}
-        self._endpoints_name = of_policy(ENDPOINTS_ANNOUNCEMENT, policy)
-        self._endpoints_number = 0
+        self._endpoints = latest_endpoints(policy)
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Apply newer announcements."""
@@ -154,17 +205,15 @@ class PolicyVersion:
         if announcement is not None:
             self.announced = Announced.read(announcement, self._name, self.announced)
             self._number = announcement.number
-        if (update := newer(announcements, self._endpoints_name, self._endpoints_number)) is not None:
-            self._endpoints = read_endpoints(announcements, self._policy, self._endpoints)
-            self._endpoints_number = update.number
-            self.is_rolling = bool(self._endpoints)
+        if self._endpoints.apply(announcements):
+            self.is_rolling = bool(self._endpoints.value)
 
     def at(self, label: str) -> tuple[str | None, int]:
         """Return the version and the epoch of calls at an endpoint.
 
         In a rolling update they are its own, until the next version of the policy is announced.
         """
-        own = self._endpoints.get(label) if self._endpoints else None
+        own = self._endpoints.value.get(label) if self.is_rolling else None
         if own is not None and own.version is not None and own.policy_number >= self._number:
             return own.version, own.epoch
         return self.announced.version, self.announced.epoch
@@ -172,7 +221,8 @@ class PolicyVersion:
     @property
     def endpoints(self) -> dict[str, str | None]:
         """The versions of endpoints that have another one than the policy, by label."""
-        return {label: self.at(label)[0] for label in self._endpoints if self.at(label)[0] != self.announced.version}
+        versions = {label: self.at(label)[0] for label in self._endpoints.value}
+        return {label: version for label, version in versions.items() if version != self.announced.version}
 
     async def check(
         self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
@@ -200,8 +250,8 @@ class PolicyVersion:
             if announcement is not None:
                 break
         self.apply({self._name: announcement})
-        if following.warning is not None:
-            LOG.warning(following.warning, extra={"fields": {"announcement": self._name}})
+        if (warning := unknown_staleness(following.version)) is not None:
+            LOG.warning(warning, extra={"fields": {"announcement": self._name}})
         return following
 
 
@@ -281,21 +331,9 @@ class Heartbeats(BackgroundWork):
         return any(self._sent.get(name, (0, 0))[1] and not pause.engaged() for name, pause in paused)
 
 
-class InterruptCalls(Protocol):
-    """Interrupts calls of this process that are queued or at these engines (None: at any), to be resumed later.
-
-    `is_last`: also those that cannot be interrupted without losing what was sampled. It returns how many are left there, and
-    how many have their whole response.
-    """
-
-    def __call__(self, labels: Collection[str] | None, *, is_last: bool) -> tuple[int, int]:
-        """Interrupt the calls."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Interrupt:
-    """The announcement of a pause that interrupts calls in flight; `is_last` as for `InterruptCalls`."""
+    """The announcement of a pause that interrupts calls in flight; `is_last` as for `Pause.interrupt_calls`."""
 
     pause: int  # its number
     is_last: bool = False
@@ -305,8 +343,10 @@ class Pause:
     """The pause of a policy's calls, as this process knows it; the others learn of it by `heartbeats`.
 
     `abort_calls` stops the calls of this process that engines are sampling, and returns the number of those that engines have
-    completed. It and `interrupt_calls` are called again until the pause ends. No call is sent to endpoints that are `held`, by
-    their labels.
+    completed. `interrupt_calls(labels, is_last=)` interrupts those that are queued or at these engines (None: at any), to be
+    resumed later; with `is_last` also those that lose what was sampled. It returns how many are left there, and how many have
+    their whole response. Both are called again until the pause ends. No call is sent to endpoints that are `held`, by their
+    labels.
     """
 
     def __init__(
@@ -316,21 +356,15 @@ class Pause:
         self.number = 0
         self.held: frozenset[str] = frozenset()
         self.abort_calls: Callable[[], int] = lambda: 0
-        self.interrupt_calls: InterruptCalls = lambda _labels, *, is_last: (0, 0)  # noqa: ARG005
+        self.interrupt_calls: Callable[..., tuple[int, int]] = lambda _labels, *, is_last: (0, 0)  # noqa: ARG005
         self._heartbeats = heartbeats
         self._policy = policy
         self._name = of_policy(PAUSE_ANNOUNCEMENT, policy)
-        self._abort_name = of_policy(ABORT_ANNOUNCEMENT, policy)
-        self._interrupt_name = of_policy(INTERRUPT_ANNOUNCEMENT, policy)
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._aborted = -1  # the number of a pause
-        self._abort_number = 0
-        self._interrupt = _Interrupt(-1)
-        self._interrupt_number = 0
-        self._endpoints: Mapping[str, EndpointUpdate] = {}
-        self._endpoints_name = of_policy(ENDPOINTS_ANNOUNCEMENT, policy)
-        self._endpoints_number = 0
+        self._abort = _Latest(ABORT_ANNOUNCEMENT, policy, int, -1)  # the number of a pause
+        self._interrupt = _Latest(INTERRUPT_ANNOUNCEMENT, policy, _Interrupt, _Interrupt(-1))
+        self._endpoints = latest_endpoints(policy)
         self.in_flight = 0  # calls of this process that were admitted, have not ended, and do not wait to be resumed
         self._waiting = 0
         self._waiters: dict[asyncio.Future[None], None] = {}  # of calls, until the next change
@@ -346,18 +380,12 @@ class Pause:
             self.mode = announced_value(announcement, Literal["wait", "reject"] | None, self._name, self.mode)
             self.number = announcement.number
             self._note_change()
-        if (abort := newer(announcements, self._abort_name, self._abort_number)) is not None:
-            self._aborted = announced_value(abort, int, self._abort_name, self._aborted)
-            self._abort_number = abort.number
+        if self._abort.apply(announcements):
             self.engaged()
-        if (interrupt := newer(announcements, self._interrupt_name, self._interrupt_number)) is not None:
-            self._interrupt = announced_value(interrupt, _Interrupt, self._interrupt_name, self._interrupt)
-            self._interrupt_number = interrupt.number
+        if self._interrupt.apply(announcements):
             self.engaged()
-        if (update := newer(announcements, self._endpoints_name, self._endpoints_number)) is not None:
-            self._endpoints = read_endpoints(announcements, self._policy, self._endpoints)
-            self._endpoints_number = update.number
-            self.held = frozenset(label for label, it in self._endpoints.items() if it.is_held)
+        if self._endpoints.apply(announcements):
+            self.held = frozenset(label for label, it in self._endpoints.value.items() if it.is_held)
             self.engaged()
             self._note_change()
 
@@ -451,9 +479,9 @@ class Pause:
     async def _announce_end(self, in_flight: InFlight, number: int, *, is_last: bool) -> None:
         """Announce that a pause aborts or interrupts calls."""
         name, value = (
-            (self._abort_name, orjson.dumps(number))
+            (self._abort.name, orjson.dumps(number))
             if in_flight == "abort"
-            else (self._interrupt_name, orjson.dumps(_Interrupt(number, is_last)))
+            else (self._interrupt.name, orjson.dumps(_Interrupt(number, is_last)))
         )
         announcement = await self._heartbeats.announcements.announce(name, value)
         self.apply({name: announcement})
@@ -480,14 +508,14 @@ class Pause:
         If endpoints are held and calls are not paused, those at the endpoints. Calls are aborted or interrupted each time: one
         that was admitted before the pause may be sent after the first time.
         """
-        if self._aborted == self.number:
+        if self._abort.value == self.number:
             return self.in_flight - self.abort_calls()
-        if self._interrupt.pause == self.number:
-            _, completed = self.interrupt_calls(None, is_last=self._interrupt.is_last)
+        if (interrupt := self._interrupt.value).pause == self.number:
+            _, completed = self.interrupt_calls(None, is_last=interrupt.is_last)
             return self.in_flight - completed
         left = 0
         for is_last in (False, True):
-            labels = [label for label in self.held if self._endpoints[label].is_last == is_last]
+            labels = [label for label in self.held if self._endpoints.value[label].is_last == is_last]
             if labels:
                 left += self.interrupt_calls(labels, is_last=is_last)[0]
         return left if self.held and self.mode is None else self.in_flight

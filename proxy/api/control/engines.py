@@ -19,7 +19,7 @@ from proxy.errors import Forbidden, UnprocessableRequest
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import CallOptions
 from proxy.rollouts.adapter_updates import AdapterUpdate
-from proxy.rollouts.policy import Announced, InFlight, Policies, Policy, read_announced
+from proxy.rollouts.policy import Announced, InFlight, Policies, Policy, read_announced, unknown_staleness
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint, ejected_for
 
@@ -200,7 +200,7 @@ async def load_adapter(request: web.Request) -> web.Response:
 
 def _shown(announced: Announced) -> dict[str, Any]:
     """Return the JSON of an announcement; with the highest number of its epoch, if its version is none."""
-    highest = None if announced.warning is None else announced.highest
+    highest = None if unknown_staleness(announced.version) is None else announced.highest
     return {**named(announced, "version", "epoch", "run"), **({} if highest is None else {"highest": highest})}
 
 
@@ -211,7 +211,8 @@ def _updated(policy: Policy) -> dict[str, Any]:
 
 
 def _warning(announced: Announced) -> dict[str, str]:
-    return {} if announced.warning is None else {"warning": announced.warning}
+    warning = unknown_staleness(announced.version)
+    return {} if warning is None else {"warning": warning}
 
 
 def _policy_from(request: web.Request) -> tuple[Context, Policy]:

@@ -6,12 +6,12 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.rollouts.endpoint_updates import (
+from proxy.rollouts.policy import (
     ENDPOINTS_ANNOUNCEMENT,
     EndpointUpdate,
     change_endpoints,
     held,
-    read_endpoints,
+    latest_endpoints,
     released,
 )
 from storage.types import Announcement
@@ -19,11 +19,15 @@ from storage.types import Announcement
 
 def test_a_damaged_announcement_changes_nothing(caplog):
     """It is logged; without an announcement no endpoint is held."""
-    known = {"a": EndpointUpdate(is_held=True)}
-    for value in (b"", b"[]", b'{"a": 1}', b'{"a": {"is_held": "yes"}}'):
-        assert known == read_endpoints({ENDPOINTS_ANNOUNCEMENT: Announcement(value, 1)}, "default", known)
+    known = latest_endpoints("default")
+    values = [known.value]
+    for number, value in enumerate(
+        (b'{"a": {"is_held": true}}', b"", b"[]", b'{"a": 1}', b'{"a": {"is_held": "yes"}}'), 1
+    ):
+        assert known.apply({ENDPOINTS_ANNOUNCEMENT: Announcement(value, number)})
+        values.append(known.value)
 
-    assert read_endpoints({}, "default", known) == {}
+    assert values == [{}, *[{"a": EndpointUpdate(is_held=True)}] * 5]
     assert "endpoints" in caplog.text
 
 
@@ -43,7 +47,8 @@ async def test_changes_that_are_made_together_are_all_applied(store):
         )
     )
     await change_endpoints(store.announcements, "p", lambda known, _: released(known, ["b"], None))
-    announced = await store.announcements.read()
+    announced, known = await store.announcements.read(), latest_endpoints("p")
+    known.apply(announced)
 
-    assert {"a": EndpointUpdate(is_held=True), "c": EndpointUpdate(is_held=True)} == read_endpoints(announced, "p")
+    assert known.value == {"a": EndpointUpdate(is_held=True), "c": EndpointUpdate(is_held=True)}
     assert sorted(orjson.loads(announced["endpoints:p"].value)) == ["a", "c"]
