@@ -48,9 +48,8 @@ _NEUTRAL: Final = frozenset(
 
 BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 _OWN_IDS: Final = ("prompt_token_ids", "input_ids")
-_JOINTS: Final = {
-    "sglang": " "
-}  # between text parts (SGLang 0.5.23, parser/jinja_template_utils.py); others have a line end
+# Between text parts (SGLang 0.5.23, parser/jinja_template_utils.py); others have a line end.
+_JOINTS: Final = {"sglang": " "}
 _NO_STOPS: Final = frozenset[int]()
 _NO_NAMES: Final = frozenset[str]()
 _FINISHED: Final = ("stop", "length", "tool_calls", "function_call")

@@ -18,7 +18,7 @@ from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable
 from proxy.rollouts.policy import Announced, InFlight, Policy
 from proxy.rollouts.rollout import announced_value, of_policy
 from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.client import body_of
+from proxy.upstream.client import JSON, body_of
 from proxy.upstream.concurrency import BackgroundTasks
 from storage.errors import StorageError
 from storage.redis.store import Announcements
@@ -29,7 +29,6 @@ _RENEWAL_S: Final = 4.0
 _LOAD_TIMEOUT_S: Final = 600.0
 _LOAD: Final = "/v1/load_lora_adapter"
 _UNLOAD: Final = "/v1/unload_lora_adapter"
-_HEADERS: Final = (("Content-Type", "application/json"),)
 _MAX_MESSAGE: Final = 500
 _MAX_BYTES: Final = 2**16
 
@@ -265,7 +264,7 @@ async def _post(upstream: Upstream, endpoint: Endpoint, path: str, body: Mapping
     """Return the status and the message of the response; the models of the endpoint are listed again. Raises EngineError."""
     endpoint.models.forget()
     response = await upstream.send(
-        endpoint, "POST", path, headers=_HEADERS, body=orjson.dumps(body), new_connection=True, is_auxiliary=True
+        endpoint, "POST", path, headers=JSON, body=orjson.dumps(body), new_connection=True, is_auxiliary=True
     )
     with closing(response):
         message = _message(bytes(await body_of(response, _MAX_BYTES)))

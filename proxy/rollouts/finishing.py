@@ -17,10 +17,11 @@ Rule 3: a process touches the rollouts with `idle_s` that have calls in flight (
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final
 
 import orjson
 
@@ -56,7 +57,7 @@ from proxy.rollouts.rollout import (
     read_rollout,
     write_fields,
 )
-from proxy.rollouts.steps import aside, read_steps
+from proxy.rollouts.steps import NO_VERSIONS, Versions, aside, read_steps, versions_of
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.facts import number_of
@@ -76,8 +77,6 @@ _AFTER_FAILURE_S: Final = 5.0  # processes with calls in flight touch their roll
 _LEASE_MS: Final = 10_000  # of a claimed timer
 _TIMERS_PER_CLAIM: Final = 128  # of all buckets of the store
 _FINISHES_AT_ONCE: Final = 32
-
-Versions: TypeAlias = set[tuple[int, str | None]]  # that sampled tokens, with their epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +304,7 @@ class Finisher:
             if state is None:
                 return group
             queued, rewarded = await self._queued(group)
-            versions = queued.get(policy, set())
+            versions = queued.get(policy, NO_VERSIONS)
             limit = {} if max_staleness is None else {"max_staleness": max_staleness}
             values = {"why": None, "code": None, "batch_id": None, "consumer": None, "lease_ms": None}
             fields = state_fields(
@@ -340,10 +339,10 @@ class Finisher:
         except Damaged as damage:
             LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
             announced = await self.store.announcements.read()
-            return {policy: {(read_announced(announced, policy).epoch, None)} for policy in trained}, {}
+            return {policy: frozenset({(read_announced(announced, policy).epoch, None)}) for policy in trained}, {}
         rewarded = {} if any(map(lacks_reward, rollouts)) else {"rewarded": True}
         versions = {policy: found[policy] for policy in trained if policy in found}
-        return versions or {policy: set() for policy in trained}, rewarded
+        return versions or dict.fromkeys(trained, NO_VERSIONS), rewarded
 
 
 def _requeued(group: Group, policy: str, max_staleness: int | None, now_ms: int) -> PolicyState | None:
@@ -380,8 +379,8 @@ async def _versions(store: Store, rollouts: Sequence[Rollout]) -> dict[str, Vers
             steps = await read_steps(store, rollout, whole=False)
         except NotFound:
             continue  # deleted meanwhile
-        for policy, versions in (await aside(len(steps), lambda steps=steps: versions_of(steps))).items():  # type: ignore[misc]
-            found.setdefault(policy, set()).update(versions)
+        for policy, versions in (await aside(len(steps), partial(_live_versions, steps))).items():
+            found[policy] = found.get(policy, NO_VERSIONS) | versions
     return found
 
 
@@ -393,16 +392,9 @@ def _oldest(versions: Versions) -> tuple[str | None, int]:
     return (str(min(known)) if known and all(number is not None for _, number in numbers) else None), first
 
 
-def versions_of(steps: list[Step]) -> dict[str, Versions]:
-    """Return by policy the epochs and versions that sampled tokens of the live steps; a version is None if it is unknown."""
-    found: dict[str, Versions] = {}
-    for step in steps:
-        if step.inherited is not None:
-            continue  # its source is trained with it
-        found.setdefault(step.policy, set()).update(
-            (span.epoch, span.policy_version) for choice in step.choices for span in choice.spans
-        )
-    return found
+def _live_versions(steps: Iterable[Step]) -> dict[str, Versions]:
+    """Return by policy the versions that sampled tokens of the live steps: the source of the others is trained with them."""
+    return versions_of(step for step in steps if step.inherited is None)
 
 
 class Deadlines(BackgroundWork):

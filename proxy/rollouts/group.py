@@ -17,7 +17,7 @@ import orjson
 from msgspec import Struct, field, structs
 
 from proxy.clock import Clock
-from proxy.errors import Conflict, Damaged
+from proxy.errors import Conflict
 from proxy.rollouts.rollout import (
     SURPLUS,
     ClaimId,
@@ -25,11 +25,11 @@ from proxy.rollouts.rollout import (
     Milliseconds,
     Rollout,
     damage_of,
-    left_out,
     marked,
     of_policy,
     parsed,
     read_claims,
+    read_each,
     read_fields,
     read_rollout,
     read_rollouts,
@@ -59,9 +59,8 @@ STATUSES: Final = (_OPEN, "complete", "claimed", "done", "dropped")
 class PolicyState(Struct, frozen=True):
     """A complete group as one policy's consumers have it. Times are Unix milliseconds."""
 
-    status: Literal[
-        "complete", "claimed", "done", "dropped"
-    ]  # queued, leased by a batch, acknowledged, or left untrained
+    # Queued, leased by a batch, acknowledged, or left untrained.
+    status: Literal["complete", "claimed", "done", "dropped"]
     oldest: str | None = None  # the oldest version in `epoch` that sampled a token of the group; None if unknown
     epoch: int = 0  # the earliest one of the policy in which a token of the group was sampled
     batch_id: str | None = None  # which leases it to `consumer` until `lease_ms`
@@ -93,9 +92,8 @@ class Group(Struct, frozen=True):
     incarnation: str
     created_ms: int
     size: Count | None = None
-    over_sample: Count = (
-        0  # how many more rollouts it was opened with; it is complete once `size` of them have a reward
-    )
+    # How many more rollouts it was opened with; it is complete once `size` of them have a reward.
+    over_sample: Count = 0
     replace: Count = 0  # how often each member that fails is opened again
     replay: _Replay | None = None  # the new one plays back the one that failed, with this in its terms
     members: tuple[str, ...] = ()
@@ -306,14 +304,8 @@ def member_names(stored: StoredEntity, marks: Mapping[str, bytes]) -> set[str]:
 
 async def find_groups(store: Store, names: Sequence[str], metrics: Metrics) -> tuple[list[Group], list[dict[str, str]]]:
     """Return the groups that exist and can be read, with all their members, and the entries that name those that cannot."""
-    groups: list[Group] = []
-    damaged: list[Damaged] = []
-    for entry in await store.groups.get_all(names, with_marks=True):
-        try:
-            groups += [] if entry is None else [read_group(*entry)]
-        except Damaged as damage:
-            damaged.append(damage)
-    return groups, left_out(damaged, metrics)
+    found = await store.groups.get_all(names, with_marks=True)
+    return read_each(found, lambda entry: read_group(*entry), metrics)
 
 
 def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import math
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,6 +32,7 @@ from proxy.trajectory.step import DEFAULT_POLICY, Step
 from proxy.trajectory.tape import Tape
 from storage.types import LATE_MARK, Announcement, Origin, StoredEntity
 
+E = TypeVar("E")
 T = TypeVar("T")
 
 LARGEST: Final = 3.4028234663852886e38  # of float32, in which trainers have rewards and advantages
@@ -161,6 +162,20 @@ def check_numbers(value: Any) -> Any:
         elif isinstance(inner, int | float) and not -LARGEST <= inner <= LARGEST:
             raise ValueError(f"every number must be finite and within the range of float32 (±{LARGEST:.8g})")
     return value
+
+
+def read_each(
+    found: Iterable[T | None], read: Callable[[T], E], metrics: Metrics
+) -> tuple[list[E], list[dict[str, str]]]:
+    """Return the entities that exist and that `read` can read, and the entries that name those that it cannot."""
+    entities: list[E] = []
+    damaged: list[Damaged] = []
+    for stored in found:
+        try:
+            entities += [] if stored is None else [read(stored)]
+        except Damaged as damage:
+            damaged.append(damage)
+    return entities, left_out(damaged, metrics)
 
 
 def left_out(damaged: Iterable[Damaged], metrics: Metrics) -> list[dict[str, str]]:
@@ -299,9 +314,8 @@ class Rollout(Struct, frozen=True):
     has_branched: bool = False  # a playback has reached its branch step
     mismatch: Mismatch | None = None
     thread_advantages: Mapping[str, float] = {}  # estimated for an export, and not stored
-    replaces: frozenset[str] = (
-        frozenset()
-    )  # the members of its group that failed and in place of which it is; not stored
+    # The members of its group that failed and in place of which it is; not stored.
+    replaces: frozenset[str] = frozenset()
     counts: Mapping[str, int] = {}
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
     origin: Origin = Origin(0)  # its fields in the store when it was read
@@ -439,14 +453,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
 
 def read_rollouts(found: Iterable[StoredEntity | None], metrics: Metrics) -> tuple[list[Rollout], list[dict[str, str]]]:
     """Return the rollouts that exist and can be read, and the entries that name those that cannot."""
-    rollouts: list[Rollout] = []
-    damaged: list[Damaged] = []
-    for stored in found:
-        try:
-            rollouts += [] if stored is None else [read_rollout(stored)]
-        except Damaged as damage:
-            damaged.append(damage)
-    return rollouts, left_out(damaged, metrics)
+    return read_each(found, read_rollout, metrics)
 
 
 def read_claims(stored: StoredEntity) -> tuple[ClaimId, ...]:

@@ -1,8 +1,8 @@
 """Reading a rollout's steps back from the store."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from proxy.errors import DamagedStep, UnprocessableRequest
 from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, read_marks, read_rollout
@@ -17,6 +17,7 @@ from storage.redis.store import Store
 from storage.types import FullRollout
 
 T = TypeVar("T")
+Versions: TypeAlias = frozenset[tuple[int, str | None]]  # with their epochs, that sampled tokens
 
 _PAGE = 200  # records per read from the store
 LONG = 32  # short steps, which take some milliseconds to decode, join and write
@@ -26,6 +27,7 @@ _MESSAGES_OF_A_STEP = 64  # messages that do
 _BLOCKS_OF_A_STEP = 16  # blocks that do
 _BYTES_OF_A_STEP = 2**13  # compressed bytes that do
 _SHOWN_THREADS = 20
+NO_VERSIONS: Final[Versions] = frozenset()
 
 
 async def read_short(store: Store, rollouts: Sequence[Rollout]) -> dict[str, FullRollout]:
@@ -60,6 +62,19 @@ async def read_steps(store: Store, rollout: Rollout, *, whole: bool, full: FullR
 async def aside(weight: int, work: Callable[[], T]) -> T:
     """Run work in a thread if it is heavy (`weights_of`), so that it does not block the event loop."""
     return await off_loop(weight, LONG - 1, work)
+
+
+def versions_in(step: Step) -> Versions:
+    """Return the epochs and versions that sampled the tokens of a step; a version is None if it is unknown."""
+    return frozenset((span.epoch, span.policy_version) for choice in step.choices for span in choice.spans)
+
+
+def versions_of(steps: Iterable[Step]) -> dict[str, Versions]:
+    """Return `versions_in` these steps by policy."""
+    found: dict[str, Versions] = {}
+    for step in steps:
+        found[step.policy] = found.get(step.policy, NO_VERSIONS) | versions_in(step)
+    return found
 
 
 class Weights(NamedTuple):

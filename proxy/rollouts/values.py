@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, NotFound
 from proxy.rollouts.group import counted, find_groups, read_members
 from proxy.rollouts.rollout import Playback, Rollout, marked, read_rollout, read_rollouts
-from proxy.rollouts.steps import aside, read_short, read_steps
+from proxy.rollouts.steps import NO_VERSIONS, Versions, aside, read_short, read_steps, versions_in, versions_of
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import Sampled, Step
 from storage.errors import RolloutDeleted
@@ -27,8 +27,6 @@ GROUP_MARK: Final = "played_by_group:"
 ROLLOUT_MARK: Final = "played_by:"
 _READ_AT_ONCE: Final = 32  # rollouts with their steps
 _SHOWN: Final = 5  # versions in an error
-
-Versions: TypeAlias = frozenset[tuple[int, str | None]]  # that sampled tokens, with their epochs
 
 
 async def note_playbacks(store: Store, clock: Clock, opened: StoredEntity, mark: str) -> None:
@@ -150,7 +148,7 @@ async def read_values(store: Store, source: Rollout, metrics: Metrics, *, any_ve
         rewards: dict[Versions, list[float]] = defaultdict(list)
         for branch in here:
             if (of := sampled.get(branch.rollout.rollout_id)) is not None:
-                rewards[of.get(policy, frozenset())].append(float(branch.rollout.reward or 0))
+                rewards[of.get(policy or "", NO_VERSIONS)].append(float(branch.rollout.reward or 0))
         step_id = steps[index].step_id if index < len(steps) else None
         values.append(Value(step_id, index, policy, len(here), rewards))
         if not any_version:
@@ -170,12 +168,12 @@ def _is_before(playback: Playback) -> bool:
 
 async def _sampled(
     store: Store, rollouts: Sequence[Rollout], recorded: Container[Sampled]
-) -> dict[str, dict[str | None, Versions]]:
+) -> dict[str, dict[str, Versions]]:
     """Return for each rollout by policy the versions that sampled its tokens, but for those of the `recorded` steps.
 
     A rollout that was deleted meanwhile is omitted.
     """
-    found: dict[str, dict[str | None, Versions]] = {}
+    found: dict[str, dict[str, Versions]] = {}
     for start in range(0, len(rollouts), _READ_AT_ONCE):
         page = rollouts[start : start + _READ_AT_ONCE]
         short = await read_short(store, page)
@@ -187,21 +185,13 @@ async def _sampled(
     return found
 
 
-def _versions_of(steps: Sequence[Step], recorded: Container[Sampled]) -> dict[str | None, Versions]:
-    found: dict[str | None, Versions] = defaultdict(frozenset)
-    for step in steps:
-        if step.inherited is None or step.inherited not in recorded:
-            found[step.policy] |= _versions(step)
-    return found
-
-
-def _versions(step: Step) -> Versions:
-    return frozenset((span.epoch, span.policy_version) for choice in step.choices for span in choice.spans)
+def _versions_of(steps: Sequence[Step], recorded: Container[Sampled]) -> dict[str, Versions]:
+    return versions_of(step for step in steps if step.inherited is None or step.inherited not in recorded)
 
 
 def _next_versions(steps: Sequence[Step]) -> tuple[str | None, Versions]:
     """Return the policy and the versions that sampled the first of these steps that has tokens."""
-    return next(((step.policy, found) for step in steps if (found := _versions(step))), (None, frozenset()))
+    return next(((step.policy, found) for step in steps if (found := versions_in(step))), (None, NO_VERSIONS))
 
 
 def _check_versions(source: Rollout, value: Value, versions: Versions) -> None:

@@ -119,7 +119,7 @@ MAX_RESPONSE_BYTES: Final = 2**25
 _MAX_WEIGHT: Final = 2**28  # of memory for a parsed auxiliary response: four million token ids
 _MAX_PROBE_BYTES: Final = 2**22  # ten thousand models
 _MAX_ERROR_BYTES: Final = 1000
-_JSON: Final = (("Content-Type", "application/json"),)
+JSON: Final = (("Content-Type", "application/json"),)
 
 
 async def body_of(response: HttpResponse, most: int | None = None) -> bytearray:
@@ -398,7 +398,7 @@ class Upstream:
         Raises EngineError if the request failed, as in `send`.
         """
         response = await self.send(
-            endpoint, "POST", path, headers=_JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
+            endpoint, "POST", path, headers=JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
         )
         with closing(response):
             return response.status, await json_of(response, known) if response.status == 200 else None
@@ -457,9 +457,8 @@ class Upstream:
 
     def translated(self, error: Exception, endpoint: Endpoint, *, is_auxiliary: bool = False) -> EngineError:
         """Translate one of `HTTP_ERRORS` into an `EngineError`, and count it unless the request is auxiliary."""
-        error.__traceback__ = (
-            None  # aiohttp's errors are in cycles, which would keep the request until they are collected
-        )
+        # aiohttp's errors are in cycles, which would keep the request until they are collected.
+        error.__traceback__ = None
         fault = self._engine_error(endpoint.label, error)
         if not is_auxiliary:
             endpoint.lose()
@@ -577,7 +576,7 @@ class Upstream:
         self, endpoint: Endpoint, path: str, *, body: Mapping[str, Any] | None = None, new_connection: bool = False
     ) -> ProbeResponse:
         """Send an auxiliary request: GET, or POST with a JSON body."""
-        method, headers = ("GET", ()) if body is None else ("POST", _JSON)
+        method, headers = ("GET", ()) if body is None else ("POST", JSON)
         payload = None if body is None else orjson.dumps(body)
         response = await self.send(
             endpoint,

@@ -42,15 +42,22 @@ ENOUGH: Final = 3  # rollouts
 FORGET_S: Final = 600
 MISSES: Final = 3
 PAUSE_S: Final = 60
+_RETRY_INTERVAL_S: Final = 60  # between requests for a value that the engine did not return
 _MAX_WITNESSES: Final = 1024
 
 
 class Recent(Generic[T]):
-    """Values that are forgotten after `FORGET_S`, or if there are too many."""
+    """Values that are forgotten after `forget_s`, or if there are too many."""
 
-    def __init__(self, max_values: int = _MAX_WITNESSES, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_values: int = _MAX_WITNESSES,
+        now: Callable[[], float] = time.monotonic,
+        forget_s: float = FORGET_S,
+    ) -> None:
         self._max_values = max_values
         self._now = now
+        self._forget_s = forget_s
         self._values: dict[Hashable, tuple[float, T]] = {}  # in the order of their times
 
     def __len__(self) -> int:
@@ -60,7 +67,7 @@ class Recent(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """Return the value of a key; None if there is none."""
         found = self._values.get(key)
-        return None if found is None or self._now() - found[0] >= FORGET_S else found[1]
+        return None if found is None or self._now() - found[0] >= self._forget_s else found[1]
 
     def put(self, key: Hashable, value: T) -> None:
         """Keep a value, instead of the oldest one if there are too many."""
@@ -79,7 +86,7 @@ class Recent(Generic[T]):
         self._values.clear()
 
     def _forget_old(self) -> None:
-        oldest = self._now() - FORGET_S
+        oldest = self._now() - self._forget_s
         while self._values and next(iter(self._values.values()))[0] <= oldest:
             del self._values[next(iter(self._values))]
 
@@ -156,17 +163,12 @@ class Misses:
         self._count = 0
 
 
-_LIST_INTERVAL_S = 60  # adapters are loaded at run time
-_MAX_UNLISTED = 1024
-
-
 class ModelList:
     """The names of the models that an engine lists: ids, roots and aliases. `names` is None if it lists none."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.names: frozenset[str] | None = None
-        self._unlisted: dict[str, float] = {}
-        self._now = now
+        self._unlisted = Recent[bool](now=now, forget_s=_RETRY_INTERVAL_S)  # adapters are loaded at run time
         self._lock = asyncio.Lock()
 
     async def updated_for(
@@ -177,7 +179,7 @@ class ModelList:
             async with self._lock:
                 if self.is_due(name):
                     self.names = await fetch()
-                    self._remember(name)
+                    self._unlisted.put(name, value=True)
         return self.names
 
     async def update(self, fetch: Callable[[], Awaitable[frozenset[str] | None]]) -> None:
@@ -188,32 +190,19 @@ class ModelList:
     def forget(self) -> None:
         """Clear the cache: the engine may have been restarted."""
         self.names = None
-        self._unlisted.clear()
+        self._unlisted.forget()
 
     def is_due(self, name: str) -> bool:
         """Return whether this name is not listed, and was not looked up within the last minute."""
-        if self.names is not None and name in self.names:
-            return False
-        last = self._unlisted.get(name)
-        return last is None or self._now() - last >= _LIST_INTERVAL_S
-
-    def _remember(self, name: str) -> None:
-        if len(self._unlisted) >= _MAX_UNLISTED:
-            self._unlisted.clear()
-        self._unlisted[name] = self._now()
-
-
-_RETRY_INTERVAL_S: Final = 60
-_MAX_UNANSWERED: Final = 1024
+        return (self.names is None or name not in self.names) and not self._unlisted.get(name)
 
 
 class CachedAnswer(Generic[T]):
     """A cached value of each model; None until it is fetched, and forgotten after a time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._values = Recent[T](_MAX_UNANSWERED, now)
-        self._unanswered: dict[str, float] = {}
-        self._now = now
+        self._values = Recent[T](now=now)
+        self._unanswered = Recent[bool](now=now, forget_s=_RETRY_INTERVAL_S)
         self._lock = asyncio.Lock()
 
     async def get(self, model: str, fetch: Callable[[], Awaitable[T | None]]) -> T | None:
@@ -223,7 +212,7 @@ class CachedAnswer(Generic[T]):
                 if self._is_due(model):
                     value = await fetch()
                     if value is None:
-                        self._remember(model)
+                        self._unanswered.put(model, value=True)
                     else:
                         self._values.put(model, value)
         return self._values.get(model)
@@ -231,16 +220,10 @@ class CachedAnswer(Generic[T]):
     def forget(self) -> None:
         """Clear the cache: the engine may have been restarted."""
         self._values.forget()
-        self._unanswered.clear()
+        self._unanswered.forget()
 
     def _is_due(self, model: str) -> bool:
-        last = self._unanswered.get(model)
-        return self._values.get(model) is None and (last is None or self._now() - last >= _RETRY_INTERVAL_S)
-
-    def _remember(self, model: str) -> None:
-        if len(self._unanswered) >= _MAX_UNANSWERED:
-            self._unanswered.clear()
-        self._unanswered[model] = self._now()
+        return self._values.get(model) is None and not self._unanswered.get(model)
 
 
 @dataclass(slots=True, eq=False)

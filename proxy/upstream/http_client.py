@@ -247,9 +247,8 @@ class HttpResponse:
         self._loop = loop = asyncio.get_running_loop()
         self._connection = connection
         self._transport = connection.transport
-        self._pooled: aiohttp.connector.Connection | None = (
-            pooled  # until the connection is in the pool again or closed
-        )
+        # Until the connection is in the pool again or closed.
+        self._pooled: aiohttp.connector.Connection | None = pooled
         self._method = method
         self._fields: list[tuple[str, str]] = []  # headers, then trailers
         self._max_fields = _MAX_HEADERS
@@ -266,9 +265,8 @@ class HttpResponse:
         )
         self._awaited = [None]  # an item for each message that may begin: more than one only after interim responses
         self._incomplete = [None]  # and that has to be completed
-        self.on_message_begin = (
-            self._awaited.pop
-        )  # the parser calls the methods with this prefix; without an item it fails
+        # The parser calls the methods with this prefix; without an item it fails.
+        self.on_message_begin = self._awaited.pop
         self.on_message_complete = self._incomplete.pop
         self.on_body = self._chunks.append
         self._parser: HttpResponseParser | None = HttpResponseParser(self)

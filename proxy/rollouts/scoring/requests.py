@@ -25,20 +25,20 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from proxy.errors import EngineResponseTooLarge
 from proxy.protocols.engines.sglang import read_vocabulary_size
 from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.client import JSON, body_of
 
 # Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.
 Send = Callable[[str, str, Any], Awaitable[tuple[int, bytes]]]
 Scores = list[float | None]
 
 SCORING_KINDS = ("vllm", "sglang")
-MAX_BYTES: Final = (
-    48 * 2**20
-)  # of a response, scanned in 100 ms: 400,000 tokens, or 25,000 with the 20 most likely ones
+# Of a response, scanned in 100 ms: 400,000 tokens, or 25,000 with the 20 most likely ones.
+MAX_BYTES: Final = 48 * 2**20
 _MARGIN: Final = 16  # tokens more than twice a mask: other weights have another order of tokens
 _NEGLIGIBLE: Final = 1e-4  # of a likelihood: engines differ by as much from themselves
-_HEADERS: Final = (("Content-Type", "application/json"),)
 
 
 class NotScored(Exception):
@@ -61,9 +61,8 @@ class TokenScores:
     top_ids: list[int] = field(default_factory=list)  # the same number for each token, the most likely one first
     top_logprobs: list[float] = field(default_factory=list)
     weight_version: str | None = None  # of the engine, if it reports one
-    uncertain: int = (
-        0  # logprobs over masks that are too low, by the probability of tokens that the engine did not return
-    )
+    # Logprobs over masks that are too low, by the probability of tokens that the engine did not return.
+    uncertain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +160,13 @@ def sender(upstream: Upstream, endpoint: Endpoint, *, is_auxiliary: bool = False
 
     async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
         text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
-        response = await upstream.send(endpoint, method, path, headers=_HEADERS, body=text, is_auxiliary=is_auxiliary)
+        response = await upstream.send(endpoint, method, path, headers=JSON, body=text, is_auxiliary=is_auxiliary)
         with closing(response):
-            received = bytearray()
-            async for chunk in response.iter_bytes():
-                received += chunk
-                if len(received) > max_bytes:
-                    raise TooLong(f"the engine's response has more than {max_bytes} bytes; request fewer likely tokens")
-            return response.status, bytes(received)
+            try:
+                return response.status, bytes(await body_of(response, max_bytes))
+            except EngineResponseTooLarge:
+                message = f"the engine's response has more than {max_bytes} bytes; request fewer likely tokens"
+                raise TooLong(message) from None
 
     return send
 

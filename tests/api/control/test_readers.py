@@ -11,8 +11,8 @@ from proxy.api.control.steps import recorded, step_json
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.containers import CONTAINERS
 from proxy.protocols.plan import client_response, client_response_bytes
-from proxy.rollouts.finishing import versions_of
 from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.steps import versions_of
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.facts import RolloutFacts, number_of
 from proxy.trajectory.json_bytes import to_json_bytes
@@ -44,8 +44,9 @@ def test_steps_trees_and_token_texts_can_be_encoded_as_json(steps):
 @settings(**FAST)
 @given(odd_steps())
 def test_any_policy_version_is_a_number_or_none(steps):
-    for version in versions_of(read_back(steps)):
-        assert number_of(version) is None or int(version) == number_of(version)
+    for versions in versions_of(read_back(steps)).values():
+        for _, version in versions:
+            assert number_of(version) is None or int(version) == number_of(version)
 
 
 @settings(**FAST)
