@@ -7,9 +7,10 @@ A call in another format has an adapter. A call of a dialect that is translated 
 rendered in the client's dialect, also from a stored step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final, Self
 
 import orjson
@@ -444,7 +445,8 @@ class TranslatedCall(CallAdapter):
 
     def recorded(self, plan: Plan) -> Plan:
         """Return the chat call's plan with the client's dialect; it may be called for several endpoints one after the other."""
-        requested_model = text_or_none(self.request.get("model"))
+        model = self.request.get("model")
+        requested_model = model if isinstance(model, str) else None
         identity = CallIdentity(plan.step_id, int(self.received), requested_model or "", plan.rollout_id)
         renderer = self.translation.renderer(self.request, identity)
         plan = CallAdapter.recorded(self, plan)
@@ -469,17 +471,18 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
     return TranslatedCall(translation=translation, request=body, body=chat, options=options, references=references)
 
 
-_ALL: Final = (*TRANSLATORS.values(), *METHODS.values())
+def _all() -> Iterable[Translator]:
+    return chain(TRANSLATORS.values(), METHODS.values())
 
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
     """Return the error dialect of a path that samples nothing; None: OpenAI's."""
-    return next((translator for translator in _ALL if translator.is_spoken(endpoint, headers)), None)
+    return next((translator for translator in _all() if translator.is_spoken(endpoint, headers)), None)
 
 
 def translator_of(step: Step) -> Translator | None:
     """Return the translator of a step's dialect; None for a dialect that engines support."""
-    return next((translator for translator in _ALL if translator.name == step.dialect), None)
+    return next((translator for translator in _all() if translator.name == step.dialect), None)
 
 
 def renderer_for(step: Step) -> ResponseRenderer | None:

@@ -121,7 +121,7 @@ class _Choice:
         count = meta["completion_tokens"]
         if type(ids) is not list or type(count) is not int:
             raise TypeError("output_ids must be a list, and completion_tokens an integer")
-        if self._last and any(_constants(chunk)[name] != value for name, value in _constants(self._last).items()):
+        if self._last and _constants(chunk) != _constants(self._last):
             problems.add("changed_midstream")
         lists = {name: meta[name] for name in _LISTS if meta.get(name)}
         text = text_of(chunk.get("text", ""))
@@ -151,14 +151,10 @@ class _Choice:
         return {**last, **texts, "output_ids": self._ids[:count], "meta_info": {**meta, **lists}}
 
 
-def _constants(chunk: Json) -> Json:
+def _constants(chunk: Json) -> tuple[Any, ...]:
     """Return the values that do not change within the events of a choice."""
     meta = chunk["meta_info"]
-    return {
-        "id": meta.get("id"),
-        "prompt_tokens": meta.get("prompt_tokens"),
-        "prompt_token_ids": chunk.get("prompt_token_ids"),
-    }
+    return meta.get("id"), meta.get("prompt_tokens"), chunk.get("prompt_token_ids")
 
 
 def _join(known: list[Any], more: list[Any], count: int) -> None:

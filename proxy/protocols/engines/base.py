@@ -370,6 +370,8 @@ class Engine(Protocol):
         ...
 
 
+# The field with the prompt; a body without it is refused.
+PROMPT_FIELDS: Final[Mapping[DialectName, str]] = {"chat": "messages", "completions": "prompt"}
 # The fields of a chat body that determine its prompt, its messages first.
 TEMPLATE_FIELDS: Final = (
     "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",

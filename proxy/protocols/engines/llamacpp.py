@@ -21,6 +21,7 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
+    PROMPT_FIELDS,
     CallOptions,
     Engine,
     FollowUpRequest,
@@ -42,7 +43,6 @@ from proxy.protocols.engines.base import (
     without,
 )
 
-_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _VERBOSE = "__verbose"
 
 
@@ -115,7 +115,7 @@ class Llamacpp(Engine):
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request `verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server permits it."""
         requested = options.requested
-        if dialect not in _PROMPT or _PROMPT[dialect] not in body:
+        if PROMPT_FIELDS.get(dialect) not in body:
             return Injection()  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # the server samples one token
         fields: Json = {} if is_on(body.get("verbose")) else {"verbose": True}

@@ -28,6 +28,7 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
+    PROMPT_FIELDS,
     CallId,
     CallOptions,
     Engine,
@@ -55,7 +56,6 @@ from proxy.protocols.engines.base import (
 )
 from proxy.trajectory.step import CACHED_TOKENS, PROCESSED
 
-_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _IDS: dict[DialectName, str] = {"chat": "input_ids", "completions": "prompt", "sglang_generate": "input_ids"}
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
@@ -222,7 +222,7 @@ class Sglang(Engine):
         _check_ids(dialect, body, options.traits)
         if dialect == "sglang_generate":
             return _inject_native(body, options)
-        if dialect not in _PROMPT or _PROMPT[dialect] not in body:
+        if PROMPT_FIELDS.get(dialect) not in body:
             return Injection()  # refused, or vLLM's own endpoint
         problems = _problems(dialect, body, requested)
         if "echo" in problems:
@@ -328,14 +328,15 @@ class Sglang(Engine):
         versions = (response.get("metadata") or {}).get("weight_versions") if len(choices) == 1 else None
         for choice in choices:
             meta = choice.get("meta_info") or {}
-            sampled_choice = _sampled(choice, meta, outputs, versions)
+            found_ids = _found_ids(choice, meta, outputs)
+            sampled_choice = _sampled(choice, meta, found_ids, versions)
             if sampled_choice.routed_experts is None and len(choices) == 1:
                 sampled_choice = replace(sampled_choice, routed_experts=extension.get("routed_experts"))
             sampled.append(sampled_choice)
             retractions += meta.get("num_retractions") or 0
             if is_native and sampled_choice.counted is None:
                 problems.append("no_usage")
-            if _disagree(sampled_choice, choice, meta, outputs) or has_other_ids_as_names(choice, sampled_choice.ids):
+            if any(ids != found_ids[0] for ids in found_ids) or has_other_ids_as_names(choice, sampled_choice.ids):
                 problems.append("ids_disagree")
         # Retracted tokens are recomputed, possibly under new weights.
         notes: Json = {"retractions": retractions} if retractions else {}
@@ -501,24 +502,27 @@ def _only_carries_logprobs(choice: Json) -> bool:
     return not has_content and choice.get("finish_reason") is None and choice.get("logprobs") is not None
 
 
-def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
-    """Return one choice's tokens: ids under whichever name they have, logprobs paired with ids where possible."""
-    index = index_of(choice)
-    pairs = meta.get("output_token_logprobs")
-    ids = choice.get("response_token_ids")
-    if ids is None:
-        ids = choice.get("token_ids")
-    if ids is None and isinstance(outputs, list) and index < len(outputs):
-        ids = outputs[index]
-    if ids is None and pairs:
-        ids = [pair[1] for pair in pairs]
+def _found_ids(choice: Json, meta: Json, outputs: Any) -> list[Any]:
+    """Return one choice's ids from each place that has them."""
+    index, pairs = index_of(choice), meta.get("output_token_logprobs")
+    places = [choice.get("response_token_ids"), choice.get("token_ids")]
+    if isinstance(outputs, list) and index < len(outputs):
+        places.append(outputs[index])
+    if pairs:
+        places.append([pair[1] for pair in pairs])
+    return [ids for ids in places if ids is not None]
+
+
+def _sampled(choice: Json, meta: Json, found_ids: list[Any], versions: Any) -> Sampled:
+    """Return one choice's tokens; logprobs are those paired with ids where possible."""
+    ids, pairs = found_ids[0] if found_ids else None, meta.get("output_token_logprobs")
     logprobs: list[float | None] | None = [pair[0] for pair in pairs] if pairs else logprobs_of(choice)
     if masked := _masked_logprobs(meta):
         logprobs = list(masked)
     if ids == [] and choice.get("finish_reason") == "abort":
         logprobs = []  # SGLang may return one anyway (output_streamer.py:613)
     return Sampled(
-        index=index,
+        index=index_of(choice),
         prompt_ids=choice.get("prompt_token_ids"),
         ids=ids,
         logprobs=logprobs,
@@ -536,13 +540,3 @@ def _masked_logprobs(meta: Any) -> list[float] | None:
     """Return the logprobs over the masks; None without them, and for lists (`sampling_logprobs_mode: support`)."""
     values = meta.get(_MASKED_LOGPROBS) if isinstance(meta, dict) and meta.get(_MASKS) else None
     return values if isinstance(values, list) and all(type(value) is float for value in values) else None
-
-
-def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:
-    id_lists = [choice.get("response_token_ids"), choice.get("token_ids")]
-    id_lists += (
-        [outputs[sampled_choice.index]] if isinstance(outputs, list) and sampled_choice.index < len(outputs) else []
-    )
-    pairs = meta.get("output_token_logprobs")
-    id_lists += [[pair[1] for pair in pairs]] if pairs else []
-    return any(ids is not None and ids != sampled_choice.ids for ids in id_lists)

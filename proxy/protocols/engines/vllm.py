@@ -25,6 +25,7 @@ from proxy.protocols.engines.base import (
     BOTH,
     CHAT,
     COMPLETIONS,
+    PROMPT_FIELDS,
     CallId,
     CallOptions,
     Engine,
@@ -125,7 +126,6 @@ def _disagrees(choice: Json) -> bool:
     return any(entry.get("token_id", token_id) != token_id for entry, token_id in pairs)
 
 
-_PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _CALL_HEADER = "x-request-id"  # precedes the body's `request_id` (0.32.0, run)
 # With --enable-scale-out, and with VLLM_SERVER_DEV_MODE=1 (0.32.0, run).
 _ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
@@ -264,7 +264,7 @@ class Vllm(Engine):
         requested = options.requested
         if dialect == "generate":
             return _inject_generate(body, options, self._call_id(dialect, body, options))
-        if _PROMPT.get(dialect) not in body:
+        if PROMPT_FIELDS.get(dialect) not in body:
             return Injection()  # refused, with an error message that has the number of fields of the body
         problems = tuple(_problems(dialect, body, keep_reasoning=options.keep_reasoning))
         if "echo" in problems:

@@ -5,6 +5,7 @@ import pytest
 from proxy.errors import NotFound
 from proxy.protocols.accumulators import GenerateAccumulator
 from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.base import ResponseOptions
 from proxy.protocols.dialects.generate import Generate
 
 
@@ -18,13 +19,7 @@ def test_response_options_are_read_from_a_generate_request():
         }
     )
 
-    assert (
-        options.token_ids,
-        options.logprobs,
-        options.usage,
-        options.samples,
-        options.choices,
-    ) == (True, True, True, 2, 2)
+    assert options == ResponseOptions(True, True, True, 2, 2)
     assert isinstance(Generate().accumulator(), GenerateAccumulator)
     assert b'"type":"not_found_error"' in Generate().error(NotFound("x"))
     assert isinstance(DIALECTS["/inference/v1/generate"], Generate)
@@ -35,13 +30,7 @@ def test_a_request_without_sampling_parameters_has_one_sample_and_no_logprobs(sa
     """Sampling parameters of another type are ignored."""
     options = Generate().response_options({"token_ids": [1], "sampling_params": sampling, "n": 5, "logprobs": 1})
 
-    assert (
-        options.token_ids,
-        options.logprobs,
-        options.usage,
-        options.samples,
-        options.choices,
-    ) == (False, False, False, 1, 1)
+    assert options == ResponseOptions(False, False, False, 1, 1)
 
 
 def test_sampling_parameters_are_read_from_their_object():

@@ -69,7 +69,7 @@ def test_response_options_are_read_from_a_request(body, read):
     """A body with an unknown number of prompts is refused by the engine."""
     options = DIALECT.response_options(body)
 
-    assert read == (options.token_ids, options.logprobs, options.samples, options.choices)
+    assert (options.token_ids, options.logprobs, options.samples, options.choices) == read
     assert not options.usage
 
 

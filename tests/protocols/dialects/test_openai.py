@@ -4,19 +4,14 @@ import pytest
 
 from proxy.errors import NotFound
 from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
+from proxy.protocols.dialects.base import ResponseOptions
 from proxy.protocols.dialects.openai import Chat, Completions, prompt_count
 
 
 def test_response_options_are_read_from_a_chat_request():
     options = Chat().response_options({"n": 2, "logprobs": True, "stream_options": {"include_usage": True}})
 
-    assert (
-        options.token_ids,
-        options.logprobs,
-        options.usage,
-        options.samples,
-        options.choices,
-    ) == (False, True, True, 2, 2)
+    assert options == ResponseOptions(False, True, True, 2, 2)
     assert isinstance(Chat().accumulator(), ChatAccumulator)
     assert b'"type":"not_found_error"' in Chat().error(NotFound("x"))
 
