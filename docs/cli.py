@@ -10,8 +10,7 @@ from proxy.cli.main import app
 from proxy.cli.runner import Exit
 
 _COMMON: Final = {"--api-key", "--json", "--url", "--store", "--config"}
-_OPENING: Final = """Start the proxy, inspect and export what it recorded, and diagnose problems.
-`tokentape COMMAND --help` describes the options of a command.
+_OPENING: Final = """`tokentape COMMAND --help` describes the options of a command.
 
 ```console
 $ tokentape check --engine http://127.0.0.1:8000      # find problems before a start

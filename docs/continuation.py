@@ -3,10 +3,10 @@
 from proxy.continuation.types import REASONS
 
 _OPENING = """\
-An agent sends back text, which the engine renders and tokenizes again for each call. The ids of earlier turns can then differ
-from the sampled ones: another split of the same text, other whitespace in tool calls, trimmed text, dropped reasoning. Each
-such boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence, with more tokens to train and a
-prompt outside the KV cache.
+An agent sends back text, which the engine tokenizes again for each call. The ids of earlier turns can then
+differ from the sampled ones: another split of the same text, other whitespace in tool calls, trimmed text, dropped reasoning.
+Each such boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence, with more tokens to train and
+a prompt outside the KV cache.
 
 TokenTape therefore sends the prompt of a call that continues a recorded step as **token ids**; agents do not change:
 
@@ -23,8 +23,8 @@ TokenTape therefore sends the prompt of a call that continues a recorded step as
   mask           0             1          0          1         one sequence
 ```
 
-The bridge is the end of the engine's own rendering (`/tokenize`), so TokenTape needs no tokenizer, template or list of models.
-It compares the prompt ids in the response with those it sent.
+The bridge is the end of the engine's own rendering (`/tokenize`): TokenTape needs no tokenizer or template. It compares the
+prompt ids in the response with those it sent.
 
 ## Modes
 
@@ -68,7 +68,7 @@ lets the engine render it, and `append` refuses (`edited`). In arguments, `1`, `
 
 An SGLang endpoint gets ids for chat only once its rendering of a step equals the step's prompt ids.
 
-- Clients do not see the injected fields; tools, parsers, streaming, structured output and usage work as without them.
+- Clients do not see the injected fields.
 - A continued call costs one rendering, in place of its own tokenization. With drift it costs two requests to `/detokenize`, and
   in about 15 % of these cases four more renderings (at most 15 in `append`).
 - If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects the ids, the call is sent again

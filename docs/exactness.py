@@ -21,7 +21,7 @@ A step is **exact** if all checks show that its ids and logprobs are what the en
 processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only `include=flagged` exports it. A reason that the
 tables below lack is logged and counted in `tokentape_unexpected_losses_total`.
 
-**Is training on my engine safe?** Run this against a new engine, a new release or other flags:
+**Is training on my engine safe?** Run this against a new engine, release or flags:
 
 ```console
 $ tokentape certify http://127.0.0.1:8000
@@ -30,8 +30,8 @@ $ tokentape certify http://127.0.0.1:8000
 It sends each shape of a call to the engine alone and through TokenTape, compares the responses, checks the step, and lets vLLM
 and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or not served. With
 `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Below are results on a CPU with
-tiny models; [the files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 gives the same; its scores of 1,816
-recorded tokens differ by 0.009 on average, 0.062 at most.
+tiny models ([files][certified]). vLLM 0.32.0 in bfloat16 on one H200 gives the same; its scores of 1,816 recorded tokens differ
+by 0.009 on average, 0.062 at most.
 
 [certified]: https://github.com/tokentape/tokentape/tree/main/docs/certified
 
@@ -58,7 +58,7 @@ unstreamed.
   (Atropos, Osmosis, llama.cpp's live streams and calls with several choices) still request them.
 
 **Truncated sampling.** With top-k, top-p or min-p, some engines return logprobs over the kept tokens only. Normalize over the
-same tokens, the *sampling mask*, else likelihood ratios of unchanged weights are not 1.
+same tokens, the *sampling mask*.
 
 | engine | logprobs | sampling mask |
 |---|---|---|

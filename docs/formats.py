@@ -20,11 +20,9 @@ missing or null field is unknown. A *batch* is an object of lists with one entry
   rollout is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts their
   trained tokens.
 - `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not those of steps or tokens.
-- `inherited` is for playbacks, which have tokens that another rollout sampled. `prompt`: a row begins with the prompt of its
-  first live token. `masked`: with the rollout's first prompt, and inherited tokens have mask 0 and no logprob; rows of one turn
-  are those of `prompt`. `trained`: as sampled. A row without a live token is skipped with the reason `inherited`. With `prompt`
-  or `masked`, the rows of a source and all its playbacks train each sampled token at most once, and each live one once. Exports
-  and claims of groups have no rows of members that failed: what the rollout in place of one repeats of it counts as live.
+- `inherited` is for [playbacks](playback.md#exports). `prompt`: a row begins with the prompt of its first live token. `masked`:
+  with the rollout's first prompt, and inherited tokens have mask 0 and no logprob; rows of one turn are those of `prompt`.
+  `trained`: as sampled. A row without a live token is skipped with the reason `inherited`.
 - Steps of different [policies](policies.md) never join, nor, with `threads`, of different [threads](threads.md). Rows of
   `sequences` and `steps` name both (the policy unless it is `default`).
 """

@@ -83,7 +83,7 @@ class EndpointSettings(Section):
     kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = described(
         "Type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text.", "auto"
     )
-    api_key: Key | None = described("Its API key. Clients' keys are never forwarded.")
+    api_key: Key | None = described("Its API key; clients' keys are not forwarded.")
     logprobs_mode: (
         Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
         | None
@@ -99,12 +99,12 @@ class EndpointSettings(Section):
         "Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens."
     )
     max_in_flight: int | None = described(
-        "Maximum concurrent calls from one process. Others wait in a queue, fair between rollouts.", ge=1
+        "Maximum concurrent calls of a process; others queue, fair between rollouts.", ge=1
     )
     image_tokens: list[Annotated[int, Field(ge=0)]] | None = described(
         "Ids that its prompts repeat for an image; [] if a model splits images (docs/images.md). Default: looked up."
     )
-    headers: dict[HeaderName, HeaderValue] = described("Headers of every request to it, such as for a gateway.", {})
+    headers: dict[HeaderName, HeaderValue] = described("Headers of every request to it.", {})
     session: SessionSettings | None = described(
         "How calls name their session to a router, which then sends all of them to one engine (docs/operations.md)."
     )
@@ -152,25 +152,25 @@ class EnginesSettings(Section):
     max_connections: int = described("Maximum concurrent connections to engines; 0 is unlimited.", 0, ge=0)
     max_attempts: int = described("Endpoints that a call tries at most.", 2, ge=1)
     health_interval_s: float = described("Approximate time between health checks (GET /health).", 5, gt=0)
-    eject_after: int = described("Consecutive failures after which an endpoint is ejected.", 3, ge=1)
+    eject_after: int = described("Consecutive failures that eject an endpoint.", 3, ge=1)
     base_ejection_s: float = described("Duration of the first ejection; it doubles each time.", 1, gt=0)
     max_ejection_s: float = described("Maximum duration; then a successful check ends the ejection.", 30, gt=0)
     max_queued: int = described("Calls that wait for max_in_flight; more get 429.", 10_000, ge=0)
-    queue_timeout_s: float = described("How long such a call waits; then it gets 429.", 600, gt=0)
+    queue_timeout_s: float = described("How long a queued call waits; then 429.", 600, gt=0)
     max_event_bytes: int = described("Maximum size of one event in an engine's stream.", 2**26, gt=0)
     max_response_bytes: int = described(
-        "Maximum size of an engine's decompressed response. Parsed, it may take four times as much memory.",
+        "Maximum size of a decompressed response. Parsed, it may take four times as much memory.",
         2**28,
         gt=0,
     )
     plan_cache_bytes: int = described("Memory of a process for the prepared calls of each endpoint.", 2**23, ge=0)
     text_cache_bytes: int = described(
-        "Memory of a process for texts of tokens, which reads of steps request from engines: two large vocabularies.",
+        "Memory of a process for texts of tokens: two large vocabularies.",
         2**26,
         ge=0,
     )
     passthrough: list[str] = described(
-        "Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
+        "Paths that are forwarded and not recorded; other unknown paths return 404.",
         ["/v1/embeddings", "/tokenize", "/detokenize"],
     )
 
@@ -188,7 +188,7 @@ class PolicySettings(Section):
         "else `default`.",
         [],
     )
-    train: bool = described("Whether its steps are exported without `policy`, and can be claimed.", default=True)
+    train: bool = described("Whether its steps are exported by default, and can be claimed.", default=True)
 
 
 def _check_policies(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
@@ -227,7 +227,7 @@ class ScorerSettings(Section):
     """One scorer, for example a teacher. It receives no calls of agents."""
 
     endpoints: Annotated[EndpointList, Field(min_length=1)] = Field(
-        description="Its engines (vLLM or SGLang, with the same weights), with the fields of engines.endpoints."
+        description="Its engines (vLLM or SGLang, the same weights): the fields of engines.endpoints."
     )
     model: Annotated[str, Field(min_length=1)] | None = described(
         "Its model at the engines. Default: the first that one lists."
@@ -253,7 +253,7 @@ ScorerTable: TypeAlias = Annotated[dict[str, ScorerSettings], AfterValidator(_ch
 class RescoreSettings(Section):
     """Logprobs of recorded token ids by an engine now, in exports and claims with `rescore`."""
 
-    scorers: ScorerTable = described("Engines that only score, by name, for example a teacher.", {})
+    scorers: ScorerTable = described("Engines that only score, by name.", {})
     timeout_s: float = described("Maximum time of a scoring request, also in the engine's queue.", 300, gt=0)
     max_in_flight: int | None = described(
         "Rows that each scorer scores for a process at a time. Default: 8, and 1 at each engine that "

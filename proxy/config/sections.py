@@ -60,10 +60,10 @@ class StoreSettings(Section):
         "URL of the store: embedded:PATH, redis://, redis+cluster:// or redis+sentinel:// (rediss…: TLS).",
         "embedded:./data",
     )
-    username: str | None = described("ACL user; set it by environment variable.")
-    password: SecretStr | None = described("Password; set it by environment variable.")
+    username: str | None = described("ACL user.")
+    password: SecretStr | None = described("Password; use an environment variable.")
     sentinel_username: str | None = described("ACL user of the sentinels of redis+sentinel://.")
-    sentinel_password: SecretStr | None = described("Password of the sentinels. Set it by environment variable.")
+    sentinel_password: SecretStr | None = described("Password of the sentinels; use an environment variable.")
     ca_file: Path | None = described("CA certificates for rediss://. Default: the system's.")
     prefix: str = described("Prefix of every key.", "tt", min_length=1)
     ttl_s: int | None = described("When idle rollouts expire. Default: never.", gt=0)
@@ -74,7 +74,7 @@ class StoreSettings(Section):
     timeout_s: float = described("Timeout of store requests.", 10, gt=0)
     max_connections: int = described("Maximum connections to the store; more calls wait.", 64, gt=0)
     buckets: int | None = described(
-        "Parts of the store, a power of two from 16 to 1024, chosen when it is created. Default: 16, on a cluster 256.",
+        "Parts of the store, a power of two from 16 to 1024, chosen at its creation. Default: 16, on a cluster 256.",
     )
     on_failure: Literal["fail", "spool"] = described(
         "If a step cannot be stored: fail the call, or spool the step to a journal on disk (docs/reliability.md).",
@@ -104,23 +104,20 @@ class RecordSettings(Section):
     """What is recorded."""
 
     include_reasoning: Literal["override", "as_requested"] = described(
-        "vLLM returns no ids with include_reasoning: false. override: reasoning is requested and removed "
-        "from the response; as_requested: the step is flagged.",
+        "With include_reasoning: false vLLM returns no ids. override: it is requested and "
+        "removed; as_requested: the step is flagged.",
         "override",
     )
     logprobs: Literal["full", "sampled", "off"] = described(
-        "Logprobs to request if the client requests none: full (of each sampled token), sampled (in the "
-        "cheapest form) or off (docs/exactness.md).",
+        "Logprobs to request if the client requests none: full, sampled or off (docs/exactness.md).",
         "full",
     )
     streaming: Literal["auto", "live", "replay"] = described(
-        "How streamed calls are sent: live (streamed), replay (unstreamed, and streamed to the client) "
-        "or auto (docs/exactness.md).",
+        "How streamed calls are sent: live, replay (unstreamed) or auto (docs/exactness.md).",
         "auto",
     )
     sampling_masks: bool = described(
-        "Request the tokens that truncated sampling kept, and logprobs over these, from SGLang, for "
-        "unstreamed chat calls with a top_k (docs/exactness.md).",
+        "Request sampling masks from SGLang, for unstreamed chat calls with a top_k (docs/exactness.md).",
         default=False,
     )
     routed_experts: bool = described(
@@ -128,7 +125,7 @@ class RecordSettings(Section):
         default=False,
     )
     keep_alive_interval_s: float = described(
-        "Time between SSE comments to a client that waits for a replayed call, or for what follows a tool call.",
+        "Time between SSE comments to a client that waits.",
         10,
         gt=0,
     )
@@ -150,8 +147,8 @@ class ContinuationSettings(Section):
         "faithful",
     )
     timeout_s: float = described(
-        "Time for the engine's renderings of a call, which is otherwise sent unchanged. After three such "
-        "calls, an engine renders none for a minute.",
+        "Time for renderings of a call, which is otherwise sent unchanged. After three such calls, "
+        "an engine renders none for a minute.",
         60,
         gt=0,
     )
@@ -165,7 +162,7 @@ class DialectSettings(Section):
     )
     not_thinking: dict[str, Any] = described("Chat fields for calls that disable reasoning.", {})
     ignore_hosted_tools: bool = described(
-        "Remove tools that run on OpenAI's, Anthropic's or Google's servers; otherwise their calls are rejected.",
+        "Remove tools that the vendor's servers run; otherwise their calls are rejected.",
         default=False,
     )
 
@@ -187,8 +184,8 @@ Key = Annotated[SecretStr, AfterValidator(lambda key: check_header_value(key, "A
 class ListenTlsSettings(Section):
     """TLS for the addresses of both APIs."""
 
-    cert_file: Path | None = described("Certificate chain in PEM format; enables TLS.")
-    key_file: Path | None = described("Its private key, in PEM format and without a password.")
+    cert_file: Path | None = described("Certificate chain (PEM); enables TLS.")
+    key_file: Path | None = described("Its private key (PEM, no password).")
 
     @model_validator(mode="after")
     def _is_a_pair(self) -> Self:
@@ -218,40 +215,33 @@ class TapeSettings(Section):
 class AgentsSettings(Section):
     """The model API: access, rollouts of calls, and limits."""
 
-    url: BaseUrl | None = described(
-        "Base URL of the model API for agents, returned with new rollouts. Default: the request's URL."
-    )
+    url: BaseUrl | None = described("Base URL for agents, in responses to trainers. Default: the request's URL.")
     api_keys: list[Key] = described("API keys for the model API. Without any, it requires no key.", [])
     unnamed_rollouts: Literal["new", "reject", "pass"] = described(
         "For calls that name no rollout: open a new one, reject the call, or pass it through unrecorded.", "new"
     )
     max_body_bytes: int = described(
-        "Maximum size of a decompressed request body; a larger one gets 413. Raise it for many images.",
+        "Maximum size of a decompressed request body, else 413. Raise it for many images.",
         32 * 2**20,
         gt=0,
     )
-    body_timeout_s: float = described("Maximum time for receiving a request body; then 408.", 120, gt=0)
-    idle_timeout_s: float = described(
-        "Maximum time for receiving the headers of the first or the next request on a connection.", 75, gt=0
-    )
+    body_timeout_s: float = described("Time to receive a request body, else 408.", 120, gt=0)
+    idle_timeout_s: float = described("Time to receive the headers of a request on a connection.", 75, gt=0)
     max_bytes_in_flight: int = described(
-        "Maximum size of all bodies of calls in flight; then new calls get 429.", 2**30, gt=0
+        "Maximum size of all bodies of calls in flight; new calls then get 429.", 2**30, gt=0
     )
     max_connections: int = described(
-        "Maximum open connections of a process; calls on more get 429, and these connections are closed.", 20_000, gt=0
+        "Maximum connections of a process; calls on more get 429, and are closed.", 20_000, gt=0
     )
     client_stall_timeout_s: float = described(
         "A client that reads no pending data for this time is disconnected.", 120, gt=0
     )
     cut_surplus_calls: bool = described(
-        "Whether calls of rollouts that an over-sampled group does not need are stopped at the engine, "
-        "within about a second.",
+        "Whether calls of surplus rollouts are stopped at the engine, within about a second.",
         default=True,
     )
-    max_paused: int = described(
-        "Calls of a policy that wait during its pause in one process; more get 429.", 10_000, ge=0
-    )
-    pause_timeout_s: float = described("How long a call waits during a pause; then it gets 429.", 600, gt=0)
+    max_paused: int = described("Calls of a process that wait during a policy's pause; more get 429.", 10_000, ge=0)
+    pause_timeout_s: float = described("How long a call waits during a pause; then 429.", 600, gt=0)
     resume_timeout_s: float = described(
         "How long a call that its engine ended early waits for the end of a pause, or for an endpoint, to go on.",
         300,
@@ -261,7 +251,7 @@ class AgentsSettings(Section):
         "How often a call goes on after its engine ended it early; then it ends. 0: it ends at once.", 100, ge=0
     )
     rollout_cache_bytes: int = described(
-        "Memory of a process for the newest bodies, prompts and turns; the rest is read from the store again.",
+        "Memory of a process for the newest bodies, prompts and turns; the rest is read from the store.",
         2**29,
         ge=0,
     )
@@ -272,19 +262,18 @@ class GroupSettings(Section):
     """Groups that `POST /groups` opens: the limits of their rollouts, and rewards that are set late (docs/training-loop.md)."""
 
     idle_s: float | None = described(
-        "`idle_s` of groups that set none: a rollout is aborted after this time without a call. null: none.",
+        "`idle_s` of groups that set none; null: none.",
         3600,
         gt=0,
     )
     start_s: float = described(
-        "`start_s` beside an `idle_s`, if none is set: a rollout is aborted after this time without a first call.",
+        "`start_s` beside an `idle_s`, if none is set.",
         1800,
         gt=0,
     )
     reward_s: float = described("How long claims wait for missing rewards of a complete group.", 600, ge=0)
     earlier_epochs: Literal["drop", "take"] = described(
-        "What claims do with groups of an earlier epoch, unless they choose. `take`: only claims without "
-        "`max_staleness` take them.",
+        "Default of claims' `earlier_epochs`. `take`: only claims without `max_staleness` take such groups.",
         "drop",
     )
 
@@ -318,9 +307,7 @@ class OsmosisSettings(Section):
         "Rollout servers by name, for POST /rollouts/{id}/dispatch.", {}
     )
     server_url: BaseUrl | None = described("Base URL of TokenTape for rollout servers. Default: agents.url.")
-    timeout_s: float = described(
-        "Maximum duration of a rollout at a server that responds when it has finished.", 600, gt=0
-    )
+    timeout_s: float = described("Maximum duration of a synchronous dispatch.", 600, gt=0)
 
 
 class AtroposSettings(Section):
@@ -338,7 +325,7 @@ class AuditSettings(Section):
     """Automatic audit of recorded steps."""
 
     sample_rate: float = described(
-        "Share of exact steps that their engine scores again, one at a time (docs/audit.md).", 0, ge=0, le=1
+        "Share of exact steps that their engine scores again (docs/audit.md).", 0, ge=0, le=1
     )
 
 
@@ -346,21 +333,17 @@ class MismatchSettings(Section):
     """Thresholds of the verdicts on the logprobs that trainers report (docs/mismatch.md)."""
 
     min_tokens: int = described("Scored tokens that a verdict requires.", 2000, ge=100)
-    numeric: float = described("`numeric`: the mean absolute difference is below this, in nats.", 0.05, gt=0)
+    numeric: float = described("`numeric`: the mean difference is below this, in nats.", 0.05, gt=0)
     slope: float = described(
         "`temperature`: the slope of the trainer's logprobs on the recorded ones differs by this from 1.", 0.03, gt=0
     )
-    endpoint_ratio: float = described(
-        "`stale_endpoint`: tokens of an endpoint differ this many times more than the others'.", 1.5, gt=1
-    )
+    endpoint_ratio: float = described("`stale_endpoint`: how many times more an endpoint differs.", 1.5, gt=1)
     boundary_ratio: float = described(
-        "`boundaries`: the first tokens of replies, or later replies of rows, differ this many times more than others.",
+        "`boundaries`: how many times more first tokens or later replies differ.",
         3,
         gt=1,
     )
-    lag_ratio: float = described(
-        "`lag`: tokens of older versions differ this many times more than those of the reported one.", 1.5, gt=1
-    )
+    lag_ratio: float = described("`lag`: how many times more older versions differ.", 1.5, gt=1)
     tail_share: float = described("`heavy_tail`: this share of the tokens differs by more than 0.5.", 0.001, gt=0, lt=1)
 
 
@@ -372,7 +355,7 @@ class LogSettings(Section):
         "Log format: text for people, or json with one object per line.", "text"
     )
     sample: float = described(
-        "Share of the rollouts whose successful calls are logged, all or none of each; failed and slow calls always are.",
+        "Share of rollouts with logged successful calls, all or none of each; failed and slow calls always are.",
         1,
         ge=0,
         le=1,
@@ -418,9 +401,9 @@ class ThreadSettings(Section):
         "`threads` of exports and claims that set none: `main`, `agents` or `all` (docs/threads.md). "
         "Default: `agents` with presets, else `all`."
     )
-    presets: list[Preset] = described("Agents with auxiliary calls and compactions to recognize (docs/threads.md).", [])
+    presets: list[Preset] = described("Agents to recognize (docs/threads.md).", [])
     rules: list[ThreadRuleSettings] = described(
-        "Rules for the kinds of threads; the first that a call matches applies.", [], max_length=100
+        "Rules for kinds of threads; the first match applies.", [], max_length=100
     )
 
     @property
@@ -433,28 +416,23 @@ class ArchiveSettings(Section):
     """The archive: finished rollouts as Parquet files (docs/datasets.md). It requires the extra `archive`."""
 
     url: str | None = described(
-        "Path or URL, such as s3://bucket/rollouts, to which `serve` archives rollouts "
-        "(docs/datasets.md). Default: no archive."
+        "Path or URL to which `serve` archives rollouts (docs/datasets.md), such as s3://bucket/rollouts."
     )
     when: Literal["acknowledged", "finished"] = described(
-        "finished; or acknowledged: members of a group with a size only once its batch is acknowledged "
-        "or the group is dropped.",
+        "finished; or acknowledged: members of a group only once its batch is acknowledged or it is dropped.",
         "acknowledged",
     )
     older_than_s: float = described("Time without a change after which such a rollout is archived.", 3600, ge=0)
     delete: bool = described("Whether archived rollouts are deleted from the store.", default=False)
     memory_share: float | None = described(
-        "Share of the memory of the store's fullest server (maxmemory) above which the oldest rollouts leave before "
-        "`older_than_s`, with `delete`. "
-        "Default: only their age decides.",
+        "Share of maxmemory of the store's fullest server above which the oldest rollouts leave "
+        "before `older_than_s`, with `delete`. Default: only age decides.",
         gt=0,
         lt=1,
     )
     interval_s: float = described("Time between two sweeps; each writes new files.", 3600, gt=0)
     rollouts_per_file: int = described("Maximum rollouts in a file.", 1000, ge=1)
-    buffer_bytes: int = described(
-        "Memory for rows that are compressed together: a row group. Less makes larger files.", 2**25, gt=0
-    )
+    buffer_bytes: int = described("Memory for a row group. Less makes larger files.", 2**25, gt=0)
 
     @model_validator(mode="after")
     def _deletes_to_save_memory(self) -> Self:

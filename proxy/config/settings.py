@@ -57,8 +57,8 @@ class TracingSettings(Section):
     """Export of OpenTelemetry traces (docs/tracing.md), which requires tokentape[otel]."""
 
     endpoint: Annotated[str, AfterValidator(_collector_url)] | None = described(
-        "URL of an OTLP collector, which enables traces (docs/tracing.md). Default: "
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT."
+        "URL of an OTLP collector (docs/tracing.md). "
+        "Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT."
     )
     protocol: Literal["http/protobuf", "grpc"] = described(
         "Protocol of the collector; grpc requires opentelemetry-exporter-otlp-proto-grpc. Default: "
@@ -112,20 +112,18 @@ class Settings(BaseSettings):
         env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    listen: Listen = described("Address to listen on, as HOST:PORT.", "127.0.0.1:8400")
+    listen: Listen = described("HOST:PORT to listen on.", "127.0.0.1:8400")
     listen_tls: ListenTlsSettings = ListenTlsSettings()
     allowed_hosts: list[HostPattern] = described(
-        "Names that a listener without API keys has, besides localhost, IP addresses and the name in "
-        "agents.url: *.example.com, or * for any (docs/security.md).",
+        "Names of a listener without API keys, besides localhost, IP addresses and agents.url: "
+        "*.example.com, or * for any (docs/security.md).",
         [],
     )
     insecure: bool = described(
-        "Allow a non-loopback address, or the control API beside agents' keys, without API keys.", default=False
+        "Allow a non-loopback address, or the control API beside agents' keys, without keys.", default=False
     )
     workers: int = described("Processes that share the port and the store (docs/operations.md).", 1, ge=1)
-    shutdown_delay_s: float = described(
-        "After SIGTERM, how long calls are still accepted while /ready returns 503, for load balancers.", 0, ge=0
-    )
+    shutdown_delay_s: float = described("How long calls are accepted after SIGTERM, while /ready returns 503.", 0, ge=0)
     ready_requires_engine: bool = described(
         "Whether /ready returns 503 while no engine passes a health check.",
         default=False,
