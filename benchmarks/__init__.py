@@ -10,7 +10,6 @@ curves      costs as functions of prompt length, concurrency and stored data
 storing     memory of the store per token
 stored      what grows with stored rollouts
 streams     thousands of open streams
-sharing     the sharing of connections between workers
 profile     where the CPU time of a call goes
 results     files and pages with the results
 plots       plots of the results

@@ -43,9 +43,7 @@ class _Run(NamedTuple):
     start: int
     length: int
     before: int  # how many tokens its choice sampled before it
-    values: tuple[
-        str, ...
-    ]  # of `lag`, `endpoint`, `engine`, `temperature`, `truncation`, `boundary`, `constrained`, `model`
+    values: tuple[str, ...]  # of each name in `_OF_RUNS`
     low: float | None  # log top_p, if the logprobs are over the kept tokens
 
 
@@ -316,9 +314,8 @@ def _sums(old: Floats, new: Floats, runs: Sequence[_Run], lengths: Numbers) -> d
     """Return the sums of the tokens of all rows: recorded and given logprobs, with runs in their order."""
     counts = np.array([run.length for run in runs], dtype=np.int64)
     of_run = np.repeat(np.arange(len(runs)), counts)
-    after = np.arange(len(old)) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )  # the tokens of its run before each token
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    after = np.arange(len(old)) - starts  # the tokens of its run before each token
     constrained = _constrained(old, new, runs, of_run)
     forced = np.array([run.values[_OF_RUNS.index("constrained")] == "true" for run in runs], dtype=bool)[of_run]
     old = np.where(forced, np.nan, old)  # a forward pass gives other logprobs

@@ -11,9 +11,7 @@ from secrets import token_hex
 from typing import Final
 
 DEFAULT_URL: Final = "http://127.0.0.1:8400"
-_FOLDER: Final = (
-    ".cache/tokentape/running"  # in the home, which only its user can write to: commands send their key there
-)
+_FOLDER: Final = ".cache/tokentape/running"  # in the home, to which only its user can write: commands send keys there
 
 
 @contextmanager

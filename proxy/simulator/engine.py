@@ -99,9 +99,8 @@ class Engine:
             if response.scores_prompt:  # in a thread: it takes about 10 µs per prompt token
                 return json_response(await asyncio.to_thread(response.body, sampled))
             return json_response(response.body(sampled))
-        except (
-            ConnectionResetError
-        ):  # the client has disconnected, which ends sampling, as in vLLM; or a cut disconnects
+        except ConnectionResetError:
+            # The client has disconnected, which ends sampling, as in vLLM; or a cut disconnects.
             if request.transport is not None:
                 request.transport.close()
             return web.Response()
@@ -393,12 +392,6 @@ def json_response(payload: JsonObject | list[JsonObject], status: int = 200) -> 
     return web.Response(body=orjson.dumps(payload), status=status, content_type="application/json")
 
 
-def gauge_response(name: str, labels: str, help_text: str, value: float) -> web.Response:
-    """Return one gauge in the text format of Prometheus."""
-    text = f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name}{{{labels}}} {value:.1f}\n"
-    return web.Response(text=text)
-
-
 VERSION: Final = "simulator-0.1"
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 _HANG_POLL_S: Final = 0.05  # how soon a request that hangs notices that its client has disconnected
@@ -422,6 +415,7 @@ class EngineRoutes:
     owned_by: ClassVar[str]  # in the model list
     text_key: ClassVar[str]  # of the text in the response of `/detokenize`
     skips_special_tokens: ClassVar[bool] = False  # by default
+    gauge: ClassVar[tuple[str, str, str]]  # of running requests: its name, its help, and labels before the model's
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -459,6 +453,13 @@ class EngineRoutes:
     @route("GET", "/health")
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    @route("GET", "/metrics")
+    async def _metrics(self, request: web.Request) -> web.Response:
+        # The only gauge that shows whether a call was aborted.
+        name, help_text, labels = self.gauge
+        sample = f'{name}{{{labels}model_name="{self._engine.options.model}"}} {self._engine.running:.1f}'
+        return web.Response(text=f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{sample}\n")
 
     def _model_card(self) -> JsonObject:
         options = self._engine.options

@@ -166,9 +166,8 @@ class GenerationOptions:
 
     max_tokens: int  # what the context window allows
     alternatives: int = 0  # most likely tokens to score at each position
-    make_reply: Callable[[RandomStream], Sequence[int]] | None = (
-        None  # the ids of a call, or of the whole reply of a script
-    )
+    # Returns the ids of a call, or of the whole reply of a script.
+    make_reply: Callable[[RandomStream], Sequence[int]] | None = None
     is_scripted: bool = False
     reasoning: bool = False  # the reply begins with reasoning
     reasoning_open: bool = False  # the prompt of the whole reply ends with the tag that opens it

@@ -29,7 +29,6 @@ from proxy.simulator.engine import (
     append,
     event,
     experts_as_int32,
-    gauge_response,
     json_response,
     last_of,
     read_body,
@@ -547,6 +546,7 @@ class SglangRoutes(EngineRoutes):
 
     owned_by = "sglang"
     text_key = "text"
+    gauge = ("sglang:num_running_reqs", "The number of running requests.", "")
     skips_special_tokens = True
 
     @route("POST", "/v1/detokenize")
@@ -647,14 +647,6 @@ class SglangRoutes(EngineRoutes):
             "weight_version": self._engine.weight_version,
         }
         return json_response({**info, **self._parsers})
-
-    @route("GET", "/metrics")
-    async def _metrics(self, request: web.Request) -> web.Response:
-        # The only gauge that shows whether a call was aborted.
-        labels = f'model_name="{self._engine.options.model}"'
-        return gauge_response(
-            "sglang:num_running_reqs", labels, "The number of running requests.", self._engine.running
-        )
 
     @property
     def _parsers(self) -> dict[str, str | None]:

@@ -23,7 +23,6 @@ from proxy.simulator.engine import (
     Response,
     event,
     experts_as_npy,
-    gauge_response,
     json_response,
     last_of,
     read_body,
@@ -427,9 +426,7 @@ class _Generated(Response):
         tokens = [token for token in tokens if token.is_sampled]
         ended = last.finish_reason is not None
         experts = self.engine.options.routed_experts and ended
-        masks = [
-            sorted({*token.distribution.likely, token.id}) for token in tokens
-        ]  # the ids that could have been sampled
+        masks = [sorted({*token.distribution.likely, token.id}) for token in tokens]  # ids that could have been sampled
         choice: JsonObject = {
             "index": index,
             "finish_reason": last.finish_reason,
@@ -490,6 +487,7 @@ class VllmRoutes(EngineRoutes):
 
     owned_by = "tokentape-simulator"
     text_key = "prompt"
+    gauge = ("vllm:num_requests_running", "Number of requests in model execution batches.", 'engine="0",')
 
     @route("POST", "/v1/chat/completions")
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -577,10 +575,6 @@ class VllmRoutes(EngineRoutes):
         self._engine.pause(None)
         return json_response({"status": "resumed"})
 
-    @route("GET", "/is_paused")
-    async def _is_paused(self, request: web.Request) -> web.Response:
-        return json_response({"is_paused": self._engine.paused is not None})
-
     @route("POST", "/abort_requests")
     async def _abort_requests(self, request: web.Request) -> web.Response:
         ids = (await read_body(request)).get("request_ids") or ()
@@ -605,10 +599,6 @@ class VllmRoutes(EngineRoutes):
     async def _version(self, request: web.Request) -> web.Response:
         return json_response({"version": VERSION})
 
-    @route("GET", "/ping")
-    async def _ping(self, request: web.Request) -> web.Response:
-        return web.Response()
-
     @route("GET", "/openapi.json")
     async def _openapi(self, request: web.Request) -> web.Response:
         # Only the fields of chat requests for prompt ids are described, and the routes that parse ids or abort calls.
@@ -618,13 +608,6 @@ class VllmRoutes(EngineRoutes):
         paths |= {"/v1/chat/completions/derender": {"post": {}}} if options.scale_out else {}
         schemas = {"ChatCompletionRequest": {"properties": fields}}
         return json_response({"paths": paths, "components": {"schemas": schemas}})
-
-    @route("GET", "/metrics")
-    async def _metrics(self, request: web.Request) -> web.Response:
-        # The only gauge that shows whether a call was aborted.
-        labels = f'engine="0",model_name="{self._engine.options.model}"'
-        help_text = "Number of requests in model execution batches."
-        return gauge_response("vllm:num_requests_running", labels, help_text, self._engine.running)
 
     def _model_card(self) -> JsonObject:
         return super()._model_card() | {"permission": []}
