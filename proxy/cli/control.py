@@ -181,13 +181,15 @@ class _Transport(Transport):
 
 def _without_credentials(url: str, api_key: str | None) -> tuple[str, dict[str, str]]:
     """Return a URL without `user:password@`, and the header with these or with the key. Raises OSError for both."""
-    parts = urlsplit(url)
+    with _failing(url):
+        parts = urlsplit(url)
     credentials, at, host = parts.netloc.rpartition("@")
     if not at:
         return url, authorization(api_key)
     if api_key:
         raise OSError("the address has user:password@, and there is an API key: a request can have only one of them")
-    basic = b64encode(unquote(credentials).encode()).decode()
+    user, _, password = credentials.partition(":")
+    basic = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
     return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {basic}"}
 
 

@@ -1,13 +1,18 @@
 """`tokentape export --push`: posting scored groups to Atropos' service."""
 
+import asyncio
 import io
+import os
+import socket
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from rich.console import Console
-from tests.support.atropos import atropos_service
 from tests.support.fakes import proxying
 from tests.support.listening import listening
 
@@ -19,6 +24,7 @@ from proxy.export import Rows
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
+TRAINERS = Path(__file__).parents[2] / ".trainers"
 SCORED_DATA = ExportRequest("scored_data", (), None, "exact", "ndjson")
 TRAINER = {
     "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 4096, "checkpoint_dir": "",
@@ -35,9 +41,23 @@ async def call_proxy(http, method, url, body=None):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running_service():
-    """The URL of Atropos' service."""
-    async with atropos_service() as url:
+    """The URL of Atropos' own trainer service, run as a process. Its package is in .trainers, by `make install`."""
+    assert (TRAINERS / "atroposlib").is_dir(), "atroposlib is not in .trainers: run make install"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        words = ("-m", "uvicorn", "atroposlib.api:app", "--fd", str(held.fileno()))  # it needs only fastapi and uvicorn
+        environment = {**os.environ, "PYTHONPATH": str(TRAINERS)}
+        run = await asyncio.create_subprocess_exec(sys.executable, *words, pass_fds=(held.fileno(),), env=environment)
+    try:
+        # The socket accepts connections already: the first response comes once the service runs.
+        async with aiohttp.ClientSession() as http, http.get(url + "/") as response:
+            assert response.status == 200
         yield url
+    finally:
+        run.terminate()
+        await run.wait()
 
 
 @pytest.fixture

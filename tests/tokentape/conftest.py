@@ -48,6 +48,19 @@ async def client(client_at, url):
     await either.close()
 
 
+@pytest.fixture
+def delays(monkeypatch):
+    """The delays between attempts, which take no time."""
+    recorded = []
+
+    async def record(self, seconds):
+        recorded.append(seconds)
+
+    monkeypatch.setattr("tokentape.clients.AsyncTransport.sleep", record)
+    monkeypatch.setattr("tokentape.clients.BlockingTransport.sleep", record)
+    return recorded
+
+
 class EitherClient:
     """A client of either kind with coroutines for methods."""
 

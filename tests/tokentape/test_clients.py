@@ -18,19 +18,6 @@ from tokentape.transport import LOG, TaskHeartbeat
 ROLLOUT = {"rollout_id": "r1"}
 
 
-@pytest.fixture
-def delays(monkeypatch):
-    """The delays between attempts, which take no time."""
-    recorded = []
-
-    async def record(self, seconds):
-        recorded.append(seconds)
-
-    monkeypatch.setattr("tokentape.clients.AsyncTransport.sleep", record)
-    monkeypatch.setattr("tokentape.clients.BlockingTransport.sleep", record)
-    return recorded
-
-
 def respond(engine, *responses):
     """Return one response per request, and the last one to all further requests."""
     remaining = list(responses)

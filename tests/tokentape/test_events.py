@@ -37,18 +37,6 @@ def streaming(*streams):
     return respond
 
 
-@pytest.fixture
-def delays(monkeypatch):
-    """The delays between connections, which take no time."""
-    recorded = []
-
-    async def record(self, seconds):
-        recorded.append(seconds)
-
-    monkeypatch.setattr("tokentape.clients.AsyncTransport.sleep", record)
-    return recorded
-
-
 async def followed(client, count):
     async with aclosing(client.events()) as events:
         return [await anext(events) for _ in range(count)]
