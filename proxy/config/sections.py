@@ -243,12 +243,12 @@ class AgentsSettings(Section):
     max_paused: int = described("Calls of a process that wait during a policy's pause; more get 429.", 10_000, ge=0)
     pause_timeout_s: float = described("How long a call waits during a pause; then 429.", 600, gt=0)
     resume_timeout_s: float = described(
-        "How long a call that its engine ended early waits for the end of a pause, or for an endpoint, to go on.",
+        "How long a call that its engine ended early waits for the end of a pause, or for an endpoint, to continue.",
         300,
         ge=0,
     )
     max_resumes: int = described(
-        "How often a call goes on after its engine ended it early; then it ends. 0: it ends at once.", 100, ge=0
+        "How often a call continues after its engine ended it early; then it ends. 0: it ends at once.", 100, ge=0
     )
     rollout_cache_bytes: int = described(
         "Memory of a process for the newest bodies, prompts and turns; the rest is read from the store.",
