@@ -32,7 +32,7 @@ from proxy.config.settings import Settings, TracingSettings
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
-from proxy.rollouts.admission import Admission
+from proxy.rollouts.admission import Activity, Admission, Lifetimes
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver, BackgroundArchive
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.drift import DriftReporter, DriftWatch
@@ -43,7 +43,6 @@ from proxy.rollouts.playback import ServedTapes, Tapes
 from proxy.rollouts.policy import Heartbeats, Pause, Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
-from proxy.rollouts.renewals import Activity, Lifetimes
 from proxy.rollouts.rollout import LiveRollouts, Rollout
 from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, ScoringEngines, ScoringLimits

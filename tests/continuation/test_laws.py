@@ -12,6 +12,7 @@ from tests.support.bridge_oracle import (
     not_shown,
     wrong_bridge,
 )
+from tests.support.continuation_table import Combination, Outcome, combinations, outcome, table
 from tests.support.continued_rollouts import Boundary, Rollout
 from tests.support.conversation_plans import NAMES, plans
 from tests.support.equal_replies import ROLLOUTS, Siblings, decode, parse
@@ -141,3 +142,29 @@ def test_the_ids_decode_to_the_messages_that_the_agent_sent(moves):
         turn = sent.found.turn
         ids = {call["id"] for call in sent.messages[turn.place[0]].get("tool_calls") or ()}
         assert not ids & rollout.turns.calls.keys() or ids <= turn.names
+
+
+@cache
+def outcomes() -> list[Outcome]:
+    return [outcome(combination) for combination in combinations()]
+
+
+def test_linear_rollouts_are_one_sequence():
+    """In mode `append`, from the first turn of a process on.
+
+    With and without tools, reasoning, and content beside calls; also if the limit or a stop string cuts a reply, if all of
+    it is reasoning, and if the agent sends text parts as one text.
+    """
+    assert [one.combination for one in outcomes() if not one.is_one_sequence] == [], "\n".join(table(outcomes()))
+    assert len({one.combination.template for one in outcomes()}) > 35
+
+
+def test_no_linear_rollout_is_wrong():
+    """No bridge of a linear rollout differs from what the template writes."""
+    assert [one.combination for one in outcomes() if one.wrong] == []
+
+
+def test_the_turns_of_gpt_oss_fork_in_faithful():
+    """Its model ends an answer with another token than its template writes for it in the history."""
+    assert outcome(Combination("gptoss"), "faithful").refused == {"other_stop": 5}
+    assert outcome(Combination("gptoss", tools=True), "faithful").refused == {"other_stop": 1}

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -193,19 +195,31 @@ async def test_a_process_that_dies_after_the_finish_leaves_the_group_to_another(
     assert [process.settled for process in processes] == [[member], [], []]
 
 
+@contextmanager
+def overtaken(store, act):
+    """Call `act` with the name of a rollout immediately before the first update of each."""
+    real, seen = store._store, set()
+
+    async def update_if(name, fields, **named):
+        if name not in seen:
+            seen.add(name)
+            await act(name)
+        return await type(real).update_if(real, name, fields, **named)
+
+    with patch.object(real, "update_if", update_if):
+        yield
+
+
 async def test_a_finish_at_the_same_moment_wins_or_loses_as_a_whole(store, processes, clock):
     """If a trainer finishes the rollout between the look and the finish, its status stays, and its group completes."""
     (member,) = await open_group(store, "g", 1, deadline_s=2)
     clock.ms = 3000
-    update_if, deadlines = store._store.update_if, processes[0].deadlines
 
-    async def overtaken(name, fields, **named):
-        store._store.update_if = update_if
-        await update_if(name, {"status": b'"completed"', "finished_ms": b"2999"}, expect={}, now_ms=2999)
-        return await update_if(name, fields, **named)
+    async def finish(name):
+        await store.update_if(name, {"status": b'"completed"', "finished_ms": b"2999"}, expect={}, now_ms=2999)
 
-    store._store.update_if = overtaken
-    await deadlines.sweep()
+    with overtaken(store, finish):
+        await processes[0].deadlines.sweep()
     before = await find_group(store, "g")
     clock.ms += LEASE_MS
     await processes[1].deadlines.sweep()
@@ -221,16 +235,9 @@ async def test_a_call_that_begins_between_the_look_and_the_finish_keeps_an_idle_
     await open_rollout(store, "idle", idle_s=2)
     await open_rollout(store, "old", deadline_s=2, idle_s=2)
     clock.ms = 3000
-    update_if = store._store.update_if
-
-    async def overtaken(name, fields, **named):
-        await store.open(name, {}, now_ms=clock.ms)
-        return await update_if(name, fields, **named)
-
-    store._store.update_if = overtaken
-    await processes[0].deadlines.sweep()
+    with overtaken(store, lambda name: store.open(name, {}, now_ms=clock.ms)):
+        await processes[0].deadlines.sweep()
     before = [await ending(store, name) for name in ("idle", "old")]
-    store._store.update_if = update_if
     for clock.ms in (4999, 5000):
         await processes[1].deadlines.sweep()
 
@@ -241,14 +248,8 @@ async def test_a_call_that_begins_between_the_look_and_the_finish_keeps_an_idle_
 async def test_a_rollout_that_is_deleted_at_that_moment_is_not_created(store, processes, clock):
     await open_rollout(store, "r1", deadline_s=2)
     clock.ms = 3000
-    update_if = store._store.update_if
-
-    async def overtaken(name, fields, **named):
-        await store.delete(name)
-        return await update_if(name, fields, **named)
-
-    store._store.update_if = overtaken
-    await processes[0].deadlines.sweep()
+    with overtaken(store, store.delete):
+        await processes[0].deadlines.sweep()
 
     assert await store.get("r1") is None
     assert await timer_count(store) == 0

@@ -30,6 +30,18 @@ def append_to(taken: list):
     return append
 
 
+async def replayed(journal: Journal) -> list[StepWrite]:
+    """Replay all entries, and close the journal."""
+    taken: list[StepWrite] = []
+    await journal.replay(append_to(taken))
+    journal.close()
+    return taken
+
+
+def names_of(taken: list[StepWrite]) -> list[str]:
+    return [write.name for write in taken]
+
+
 @given(st.binary(), st.dictionaries(st.binary(min_size=1), st.binary()), st.text())
 def test_an_unpacked_entry_equals_the_packed_one(record, blocks, name):
     fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
@@ -75,12 +87,10 @@ async def test_the_next_process_replays_entries_in_order(tmp_path):
     for number in range(5):
         await journal.write(entry(number))
     journal.close()
-    second, taken = Journal(tmp_path / "deep" / "spool"), []
+    second = Journal(tmp_path / "deep" / "spool")
     pending = second.pending
-    await second.replay(append_to(taken))
-    second.close()
 
-    assert [entry(number) for number in range(5)] == taken
+    assert [entry(number) for number in range(5)] == await replayed(second)
     assert (pending, (tmp_path / "deep" / "spool").stat().st_size) == (5, 0)
 
 
@@ -152,11 +162,9 @@ async def test_an_incomplete_last_frame_is_removed(tmp_path):
     path = tmp_path / "spool"
     for cut in range(len(short)):
         path.write_bytes(whole + short[:cut])
-        journal, taken = Journal(path), []
+        journal = Journal(path)
         await journal.write(entry(3))
-        await journal.replay(append_to(taken))
-        journal.close()
-        assert ([write.name for write in taken], journal.damaged) == (["S1", "S3"], 0)
+        assert (names_of(await replayed(journal)), journal.damaged) == (["S1", "S3"], 0)
 
 
 async def test_only_damaged_entries_are_lost(tmp_path):
@@ -165,16 +173,14 @@ async def test_only_damaged_entries_are_lost(tmp_path):
     damaged = bytearray(frames[1])
     damaged[30] ^= 1
     path.write_bytes(frames[0] + damaged + frames[2])
-    journal, taken = Journal(path), []
-    await journal.replay(append_to(taken))
-    journal.close()
+    journal = Journal(path)
 
-    assert ([write.name for write in taken], journal.damaged) == (["S0", "S2"], 1)
+    assert (names_of(await replayed(journal)), journal.damaged) == (["S0", "S2"], 1)
 
 
 async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
     """The write raises, and the next one begins after the last complete entry."""
-    journal, taken = Journal(tmp_path / "spool"), []
+    journal = Journal(tmp_path / "spool")
     await journal.write(entry(1))
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -183,17 +189,14 @@ async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", real)
     await journal.write(entry(3))
     journal.close()
-    second = Journal(tmp_path / "spool")
-    await second.replay(append_to(taken))
-    second.close()
 
-    assert [write.name for write in taken] == ["S1", "S3"]
+    assert names_of(await replayed(Journal(tmp_path / "spool"))) == ["S1", "S3"]
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
 async def test_a_partly_written_entry_is_removed(tmp_path):
     """After a short write, nothing of the entry remains, and a smaller entry still fits."""
-    journal, taken, size = Journal(tmp_path / "spool"), [], 2**20
+    journal, size = Journal(tmp_path / "spool"), 2**20
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than other files that this process writes
     try:
@@ -206,11 +209,9 @@ async def test_a_partly_written_entry_is_removed(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.close()
     second = Journal(tmp_path / "spool")
-    await second.replay(append_to(taken))
-    second.close()
 
     assert length == len(pack(entry(1, bytes(5 * size))))
-    assert ([write.name for write in taken], second.damaged) == (["S1", "S3"], 0)
+    assert (names_of(await replayed(second)), second.damaged) == (["S1", "S3"], 0)
 
 
 async def test_only_reachable_rollouts_are_replayed(tmp_path):
@@ -234,13 +235,11 @@ async def test_only_reachable_rollouts_are_replayed(tmp_path):
 
 async def test_an_entry_of_another_shape_does_not_stop_the_replay(tmp_path):
     """It is counted as damaged."""
-    path, taken = tmp_path / "spool", []
+    path = tmp_path / "spool"
     path.write_bytes(framed({**asdict(entry(1)), "rollout": 7}) + pack(entry(2)))
     journal = Journal(path)
-    await journal.replay(append_to(taken))
-    journal.close()
 
-    assert ([write.name for write in taken], journal.damaged) == (["S2"], 1)
+    assert (names_of(await replayed(journal)), journal.damaged) == (["S2"], 1)
 
 
 async def test_a_journal_is_locked_by_one_process(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 from tests.support.continued_calls import CHAT, TOKENIZE, continuations, continuations_made, served, tapped
 from tests.support.fakes import FailingStore
 
-from proxy.errors import DamagedStep
+from proxy.errors import BadRequest, DamagedStep
 from proxy.rollouts import prompt_continuation
+from proxy.rollouts.prompt_continuation import mode_of
 
 
 @pytest.fixture
@@ -191,8 +192,9 @@ async def test_long_steps_are_added_in_threads(store, monkeypatch):
     assert found == [None, *["sent"] * 20]
 
 
-async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, monkeypatch):
-    """It is not read from the store."""
+@pytest.fixture
+def slow_thread(monkeypatch):
+    """Two events: a thread adds a long step, and it may proceed."""
     monkeypatch.setattr(prompt_continuation, "LONG_IDS", 10)
     real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
 
@@ -202,6 +204,12 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
         real(turns, steps)
 
     monkeypatch.setattr(prompt_continuation, "_add_all", add_all)
+    return adding, proceed
+
+
+async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, slow_thread):
+    """It is not read from the store."""
+    adding, proceed = slow_thread
     async with served(store) as proxy:
         first, second = proxy.agent("r1"), proxy.agent("r1")
         await first.turn("One?")
@@ -216,18 +224,9 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
     assert reads == []
 
 
-async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch):
+async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch, slow_thread):
     """The thread ends before another call searches the turns."""
-    monkeypatch.setattr(prompt_continuation, "LONG_IDS", 10)
-    made = continuations_made(monkeypatch)
-    real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
-
-    def add_all(turns, steps):
-        adding.set()
-        proceed.wait(50)
-        real(turns, steps)
-
-    monkeypatch.setattr(prompt_continuation, "_add_all", add_all)
+    (adding, proceed), made = slow_thread, continuations_made(monkeypatch)
     async with served(store, sections={"continuation": {"timeout_s": 0.1}}) as proxy:
         agent = proxy.agent("r1")
         await agent.turn()
@@ -388,3 +387,18 @@ async def test_an_aborted_client_leaves_no_task(store):
         found = continuations(await proxy.steps("r1"))
 
     assert found == [None, "sent"]
+
+
+def test_the_header_is_not_case_sensitive():
+    assert [mode_of(header) for header in (" APPEND ", "Off")] == ["append", "off"]
+
+
+@pytest.mark.parametrize("header", ["", "on", "true", "x" * 10_000])
+def test_an_unknown_mode_in_the_header_is_an_error_that_lists_the_modes(header):
+    """It contains the beginning of the value."""
+    with pytest.raises(BadRequest, match="X-Rollout-Continuation must be one of off, faithful, append, not") as caught:
+        mode_of(header)
+
+    assert (caught.value.status, caught.value.param) == (400, "X-Rollout-Continuation")
+    assert repr(header[:100]) in caught.value.message
+    assert len(caught.value.message) < 200

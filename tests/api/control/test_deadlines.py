@@ -26,7 +26,7 @@ WRONG = [0, -1, -0.0, "5", [1], {}, True]
 def fast(monkeypatch):
     """Sweeps and touches many times per second, and idle times of less than a second."""
     monkeypatch.setattr("proxy.rollouts.finishing._INTERVALS_S", (0.01, 0.02))
-    monkeypatch.setattr("proxy.rollouts.renewals._TICK_S", 0.02)
+    monkeypatch.setattr("proxy.rollouts.admission._TICK_S", 0.02)
     monkeypatch.setattr("proxy.rollouts.rollout._MIN_IDLE_S", 0.01)
 
 

@@ -393,6 +393,12 @@ async def test_the_configured_share_of_steps_is_audited(store, http, rate, audit
         assert sampled == low
 
 
+async def passed_on(url, request, body):
+    """Return the response of another engine."""
+    async with aiohttp.ClientSession() as session, session.post(url + request.path, json=body) as response:
+        return web.Response(body=await response.read(), content_type="application/json")
+
+
 async def test_audits_delay_neither_calls_nor_the_shutdown(engine, store, http):
     """The engine does not respond to the scoring request."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as real:
@@ -400,10 +406,7 @@ async def test_audits_delay_neither_calls_nor_the_shutdown(engine, store, http):
         async def respond(request, body):
             if request.path == "/v1/models" or "prompt_logprobs" in body:
                 await asyncio.Event().wait()
-            from aiohttp import ClientSession, web
-
-            async with ClientSession() as session, session.post(real + request.path, json=body) as response:
-                return web.Response(body=await response.read(), content_type="application/json")
+            return await passed_on(real, request, body)
 
         engine.respond = respond
         async with asyncio.timeout(50), proxying(engine.url, store, audit={"sample_rate": 1}) as served:
@@ -416,12 +419,9 @@ async def test_a_failed_audit_is_counted_and_the_next_step_is_audited(engine, st
     async with simulating("127.0.0.1:0", Options(seed=1)) as real:
 
         async def respond(request, body):
-            from aiohttp import ClientSession, web
-
             if "prompt_logprobs" in body or request.path == "/v1/models":
                 return web.json_response({"error": "no"}, status=500)
-            async with ClientSession() as session, session.post(real + request.path, json=body) as response:
-                return web.Response(body=await response.read(), content_type="application/json")
+            return await passed_on(real, request, body)
 
         engine.respond = respond
         async with proxying(engine.url, store, audit={"sample_rate": 1}) as served:

@@ -10,7 +10,7 @@ from tests.support.fakes import FailingStore, proxying
 from tests.support.recorded import load
 from tests.support.stored import stored_rollout, stored_steps, wait_for_steps
 
-from proxy.rollouts.renewals import Lifetimes
+from proxy.rollouts.admission import Lifetimes
 from proxy.rollouts.rollout import LiveRollout, LiveRollouts, Rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
@@ -209,7 +209,7 @@ async def test_a_step_of_a_deleted_rollout_is_discarded_and_counted(mortal, engi
 
 
 async def test_a_process_renews_the_rollout_of_a_call_in_flight(mortal, engine, http, release, monkeypatch):
-    monkeypatch.setattr("proxy.rollouts.renewals._RENEWALS", 200_000)
+    monkeypatch.setattr("proxy.rollouts.admission._RENEWALS", 200_000)
     async with proxying(engine.url, mortal) as served:
         call = await start_call(engine, http, served.url)
         await age(mortal)

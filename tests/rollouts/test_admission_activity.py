@@ -7,7 +7,7 @@ import pytest
 from tests.support.fakes import FailingStore
 from tests.support.sweeping import Process, SetClock, open_rollout
 
-from proxy.rollouts.renewals import Activity
+from proxy.rollouts.admission import Activity
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream.concurrency import BackgroundTasks
 
@@ -32,7 +32,7 @@ def tasks():
 @pytest.fixture
 async def activity(store, clock, process, tasks, monkeypatch):
     """The activity of a process that touches every few milliseconds."""
-    monkeypatch.setattr("proxy.rollouts.renewals._TICK_S", 0.002)
+    monkeypatch.setattr("proxy.rollouts.admission._TICK_S", 0.002)
     monkeypatch.setattr("proxy.rollouts.rollout._MIN_IDLE_S", 0.01)
     activity = Activity(store, clock, process.metrics, tasks.start).start()
     yield activity
