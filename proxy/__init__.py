@@ -16,6 +16,6 @@ The folders, from the lowest layer to the highest; a folder imports only lower o
     server/         the process: application, listeners, workers, shutdown
     cli/            the command line
 
-A call is received by `api.model.calls`, planned by `protocols.plan`, sent by `upstream`, interpreted by `protocols.exchange`
+A call is received by `api.model.routes`, planned by `protocols.plan`, sent by `upstream`, interpreted by `protocols.exchange`
 and stored by `rollouts.recorder`; only then does `api.model.relay` send the end of the response. Pure modules perform no I/O.
 """

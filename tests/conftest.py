@@ -61,7 +61,7 @@ SLOW_FILES = (
     "tests/server/", "tests/system/faults/", "tests/cli/test_main.py", "tests/system/security/test_cost.py",
     "tests/system/fuzz/", "tests/protocols/test_sse.py", "tests/rollouts/test_steps.py", "tests/test_skips.py",
     "tests/golden/", "tests/api/control/", "tests/system/", "tests/storage/",
-    "tests/api/test_memory_limit.py", "tests/tokentape/",
+    "tests/api/test_in_flight.py", "tests/tokentape/",
 )  # fmt: skip
 
 

@@ -58,10 +58,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("exchange", "resume"),
     ),
     "api": (
-        ("http", "api_keys", "memory_limit"),
-        ("surplus_calls",),
+        ("api_keys", "in_flight"),
         ("context",),
-        ("auth", "rollout_id", "requests", "health", "failures", "body"),
+        ("auth", "requests", "health", "failures", "body"),
         ("model", "control", "ui"),
         ("compat",),
         ("openapi",),

@@ -17,13 +17,13 @@ from aiohttp import web
 
 from proxy.api.api_keys import MintedKey, proves, read_minted
 from proxy.api.context import CONTEXT, Context
-from proxy.api.rollout_id import KEY_PREFIX
 from proxy.config.addresses import split_listen
 from proxy.config.settings import Settings
 from proxy.errors import CrossSite, Damaged, Forbidden, StoreUnavailable, Unauthorized, UnknownHost
 from proxy.rollouts.rollout import read_rollout
 from storage.errors import StorageError
 
+KEY_PREFIX: Final = "rollout:"  # of an API key that is the name of a rollout
 _LOOPBACK_NAMES: Final = ("localhost", "*.localhost")  # which browsers never look up
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]*)\]|([\w.-]*))(?::[0-9]*)?", re.ASCII)
 _SHOWN: Final = 200  # characters of a header in a message

@@ -17,7 +17,7 @@ from aiohttp import web
 from pydantic import FailFast, ValidationError
 
 from proxy.api.context import CONTEXT
-from proxy.api.memory_limit import ByteReservation
+from proxy.api.in_flight import ByteReservation
 from proxy.errors import BadRequest, RequestTimeout, RequestTooLarge, UnsupportedEncoding
 from proxy.protocols.json_texts import QUOTE_WEIGHT, WEIGHTS, most_weight
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop

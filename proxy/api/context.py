@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
-from proxy.api.memory_limit import InFlightBytes, StartPacing
+from proxy.api.in_flight import InFlightBytes, StartPacing
 from proxy.clock import Clock
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.base import TranslationOptions

@@ -4,6 +4,7 @@ Agents get no addresses, paths or exception texts: these are logged under the er
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 from uuid import uuid4
 
 from aiohttp import web
@@ -11,7 +12,6 @@ from aiohttp import web
 from proxy.api.auth import MODEL_API, SESSION_API
 from proxy.api.body import RESERVED
 from proxy.api.context import CONTEXT
-from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
 from proxy.errors import (
     BadRequest,
     Conflict,
@@ -23,9 +23,15 @@ from proxy.errors import (
     StoreUnavailable,
     UpgradeRequired,
 )
-from proxy.protocols.dialects.base import openai_error
+from proxy.protocols.dialects.base import ErrorDialect, openai_error
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
+
+RESPONSE_STARTED = web.RequestKey(
+    "shown", bool
+)  # set when the first byte of a response is written: its status is final then
+CLIENT_CLOSED_REQUEST = 499  # in the log only, as in nginx
+ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, set once its path is parsed
 
 
 def internal_error(failure: BaseException, **fields: object) -> InternalError:

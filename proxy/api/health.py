@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.http import json_response
+from proxy.api.requests import json_response
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint
 from storage.errors import StorageError

@@ -13,8 +13,7 @@ from proxy.api.compat.atropos_sessions import SESSION_CALL_ROUTES, SESSION_ROUTE
 from proxy.api.compat.osmosis import COMPLETED, DISPATCH_ROUTES
 from proxy.api.compat.uni_agent import UNI_AGENT_ROUTES
 from proxy.api.control import CONTROL_ROUTES
-from proxy.api.http import json_response
-from proxy.api.requests import Route, parameters, route
+from proxy.api.requests import Route, json_response, parameters, route
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 from proxy.protocols.dialects.gemini import GENERATE, STREAM

@@ -1,4 +1,6 @@
-"""Routes, and the models of their queries and bodies, which parser and OpenAPI document share; IDs in paths.
+"""Routes, and the models of their queries and bodies, which parser and OpenAPI document share; responses; IDs and URLs.
+
+A rollout ID is percent-encoded in a path, slashes included, and unencoded in a header or a body.
 
 Trainers store rewards as float32: larger numbers would be infinite there, and JSON has no infinity.
 """
@@ -6,20 +8,24 @@ Trainers store rewards as float32: larger numbers would be infinite there, and J
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from math import isfinite, nan
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from urllib.parse import quote, unquote_to_bytes
 
 import orjson
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
+from yarl import URL
 
 from proxy.api.body import faults_of, read_body, read_bytes
 from proxy.api.context import CONTEXT, Context
-from proxy.api.rollout_id import id_from_path
+from proxy.config.addresses import split_listen
 from proxy.errors import BadRequest, UnprocessableRequest
-from proxy.rollouts.rollout import LARGEST, Rollout, check_numbers, no_rollout, read_rollout
+from proxy.rollouts.rollout import LARGEST, Rollout, check_numbers, checked_id, no_rollout, read_rollout
+from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.http_client import HOP_BY_HOP, ROLLOUT_HEADER, STEP_HEADER, end_to_end
 from storage.errors import FieldsChanged
 from storage.types import Page
 
@@ -27,6 +33,8 @@ _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again fo
 _MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
 _NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them; JSON has neither
 _GREATEST: Final = 10**12 - 1  # more than any count, index or unix time in seconds, and safe for the store
+_DOTS: Final = (".", "..")
+_ALL_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
 
 
 Read = TypeVar("Read", bound=BaseModel)
@@ -64,9 +72,62 @@ def served(routes: Iterable[Route]) -> list[web.RouteDef]:
     return [web.route(it.method.upper(), it.pattern, it.handler) for it in routes if it.handler is not None]
 
 
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a response with the value as JSON."""
+    return web.Response(status=status, body=to_json_bytes(value), content_type="application/json", headers=headers)
+
+
+# Headers that TokenTape sets itself, and headers about the engine's own address: addresses behind TokenTape, credentials for
+# them, and the permissions that the engine gives to web pages, also to pages of other origins.
+_NOT_SHOWN: Final = HOP_BY_HOP | {
+    "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),
+    "location", "content-location", "refresh", "link", "alt-svc", "via", "x-served-by", "x-backend-server",
+    "x-accel-redirect", "x-sendfile",
+    "set-cookie", "set-cookie2", "www-authenticate", "authentication-info",
+    "timing-allow-origin", "strict-transport-security", "clear-site-data", "service-worker-allowed", "origin-agent-cluster",
+    "report-to", "reporting-endpoints", "nel", "sourcemap", "x-sourcemap",
+}  # fmt: skip
+_NOT_SHOWN_PREFIXES: Final = ("access-control-", "content-security-policy", "cross-origin-")
+
+
+# Returns the headers of an engine's response that its client gets.
+downstream: Final = partial(end_to_end, dropped=_NOT_SHOWN, prefixes=_NOT_SHOWN_PREFIXES)
+
+
+@lru_cache(1024)
+def id_from_path(segment: str) -> str:
+    """Return the decoded ID of a path segment. Raises BadRequest."""
+    try:
+        return checked_id(unquote_to_bytes(segment).decode())
+    except UnicodeError:
+        raise BadRequest(
+            f"Invalid rollout id {segment!r}: expected percent-encoded UTF-8.", param="rollout_id"
+        ) from None
+
+
 def rollout_id_from(request: web.Request) -> str:
     """Return the rollout ID of the raw path: routers decode too much or too little."""
     return id_from_path(request.raw_path.partition("?")[0].split("/")[2])
+
+
+def path_prefix(rollout_id: str) -> str:
+    """Return the path prefix of a rollout. It is empty for the IDs `.` and `..`, which clients resolve as folders."""
+    return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
+
+
+def model_url(request: web.Request, context: Context) -> str:
+    """Return the base URL of the model API: the configured URL, or else the URL of this request."""
+    settings = context.settings
+    if settings.agents.url is not None:
+        return settings.agents.url
+    host = request.host if settings.control.listen is None else model_host(settings.listen, request.url)
+    return f"{request.scheme}://{host}"
+
+
+def model_host(listen: str, request_url: URL) -> str:
+    """Return host and port of a model API on a separate port; if it listens on all addresses, the host of the request."""
+    host, port = split_listen(listen)
+    return f"{request_url.host_subcomponent}:{port}" if host in _ALL_ADDRESSES else listen
 
 
 async def rollout_from(request: web.Request) -> Rollout:

@@ -14,7 +14,7 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 
-from proxy.api.rollout_id import path_prefix
+from proxy.api.requests import path_prefix
 from proxy.cli.console import print_json, visible
 from proxy.cli.running import announced, running_urls
 from proxy.cli.settings import InvalidSettings

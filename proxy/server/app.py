@@ -19,12 +19,11 @@ from proxy.api.compat.osmosis import MODEL_ROUTES as OSMOSIS_ROUTES
 from proxy.api.compat.osmosis import ROLLOUT_SERVERS, RolloutServers
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import answer_failures
-from proxy.api.memory_limit import InFlightBytes
+from proxy.api.in_flight import InFlightBytes, SurplusCalls
 from proxy.api.model.call import Call, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.openapi import CONTROLLING
 from proxy.api.requests import served
-from proxy.api.surplus_calls import SurplusCalls
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.engines import EndpointSettings, PolicySettings, with_default
 from proxy.config.sections import AgentsSettings, ArchiveSettings, StoreSettings, TapeSettings, ThreadSettings

@@ -11,7 +11,7 @@ from proxy.api.compat.atropos_generate import (
     read_trl_generate,
 )
 from proxy.api.compat.osmosis import read_flat
-from proxy.api.http import CallRoute
+from proxy.api.model.routes import CallRoute
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.plan import read_translated_call
 

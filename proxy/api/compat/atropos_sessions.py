@@ -22,14 +22,12 @@ from proxy.api.auth import SESSION_API, Caller, check_minted, identify
 from proxy.api.body import FIRST_FAULT, faults_of, read_body, read_bytes
 from proxy.api.compat.atropos_generate import with_any_model
 from proxy.api.context import CONTEXT, Context
-from proxy.api.failures import error_headers, visible_error
+from proxy.api.failures import RESPONSE_STARTED, error_headers, visible_error
 from proxy.api.health import healthy_engines
-from proxy.api.http import RESPONSE_STARTED, CallRoute, json_response
 from proxy.api.model.call import ModelRequest
-from proxy.api.model.calls import handle_call
-from proxy.api.model.routes import CALLS
+from proxy.api.model.routes import CALLS, CallRoute, handle_call
 from proxy.api.model.unrecorded import show_models
-from proxy.api.requests import Handler, Route, route, update_rollout
+from proxy.api.requests import Handler, Route, json_response, route, update_rollout
 from proxy.config.addresses import base_url
 from proxy.errors import BadRequest, Conflict, EngineError, NotFound, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.export import FORMATS, Inexpressible

@@ -25,11 +25,20 @@ from proxy.api.auth import check_minted, may_report
 from proxy.api.body import FIRST_FAULT, read_bytes
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import DispatchRollout
-from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
-from proxy.api.requests import Signal, named, read_as, read_object, rollout_from, route, update_rollout, validated
-from proxy.api.rollout_id import model_url
+from proxy.api.requests import (
+    Signal,
+    json_response,
+    model_url,
+    named,
+    read_as,
+    read_object,
+    rollout_from,
+    route,
+    update_rollout,
+    validated,
+)
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
 from proxy.errors import BadRequest, Conflict, ProxyError, RequestTooLarge, UnprocessableRequest
 from proxy.protocols.dialects.base import TranslationOptions

@@ -11,8 +11,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT
 from proxy.api.control.rollouts import change_rollout
 from proxy.api.control.schemas import SessionReward
-from proxy.api.http import json_response
-from proxy.api.requests import body_from, rollout_from, route
+from proxy.api.requests import body_from, json_response, rollout_from, route
 from proxy.errors import UnprocessableRequest
 from proxy.rollouts.rollout import LARGEST
 

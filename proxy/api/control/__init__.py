@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from proxy.api.control import batches, branches, claims, engines, exports, groups, mismatch, rollouts, schemas, steps
+from proxy.api.control import batches, claims, engines, exports, groups, rollouts, schemas, steps
 from proxy.api.health import show_health, show_metrics, show_ready
 from proxy.api.requests import Route, route
 
@@ -55,12 +55,12 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
         "get", f"{_R}/tree", steps.show_tree, "Get the tree of a rollout's steps, with drift.", *_READ, query=schemas.ShowTree
     ),
     route(
-        "post", f"{_R}/branches", branches.open_branches, "Open a group of playbacks of a rollout that branch before a step.",
+        "post", f"{_R}/branches", groups.open_branches, "Open a group of playbacks of a rollout that branch before a step.",
         *_OPENED, 404, body=schemas.OpenBranches,
     ),
-    route("get", f"{_R}/branches", branches.list_branches, "List the rollouts that play a rollout back.", 200, 404),
+    route("get", f"{_R}/branches", groups.list_branches, "List the rollouts that play a rollout back.", 200, 404),
     route(
-        "get", f"{_R}/values", branches.show_values, "Get the values of a rollout's states: the mean rewards of its branches.",
+        "get", f"{_R}/values", groups.show_values, "Get the values of a rollout's states: the mean rewards of its branches.",
         *_READ, 409, query=schemas.ShowValues,
     ),
     route(
@@ -91,10 +91,10 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     ),
     route("post", f"{_B}/extend", batches.extend_batch, "Extend the lease of a batch.", *_CHANGED, body=schemas.ExtendBatch),
     route(
-        "post", f"{_B}/mismatch", mismatch.post_mismatch, "Report how the trainer's logprobs of a batch differ.",
+        "post", f"{_B}/mismatch", batches.post_mismatch, "Report how the trainer's logprobs of a batch differ.",
         200, 400, 409, 422, body=schemas.PostMismatch,
     ),
-    route("get", f"{_B}/mismatch", mismatch.show_mismatch, "Get the mismatch of a batch, and its verdicts.", 200, 404),
+    route("get", f"{_B}/mismatch", batches.show_mismatch, "Get the mismatch of a batch, and its verdicts.", 200, 404),
     route(
         "get", "/training", groups.show_training, "Get what the newest groups of a policy earned.",
         *_READ, query=schemas.ShowTraining,

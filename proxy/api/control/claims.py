@@ -28,7 +28,7 @@ from proxy.api.control.export_query import ExportQuery, export_query
 from proxy.api.control.group_rows import REWARD_PENDING, Reason, check_members, read_group_rows, why_pending
 from proxy.api.control.outcomes import Earned, Outcome, earned_by, estimate, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
-from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.failures import CLIENT_CLOSED_REQUEST
 from proxy.api.requests import body_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged

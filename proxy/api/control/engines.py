@@ -12,8 +12,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutEngines, PutPolicy, ResumePolicy
 from proxy.api.health import healthy_engines
-from proxy.api.http import json_response
-from proxy.api.requests import body_from, named, query_from
+from proxy.api.requests import body_from, json_response, named, query_from
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden, UnprocessableRequest
 from proxy.protocols.dialects.base import DialectName

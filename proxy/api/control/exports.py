@@ -18,7 +18,7 @@ from proxy.api.control.export_query import ExportQuery, Planned, export_query_fr
 from proxy.api.control.group_rows import GONE, without_rows
 from proxy.api.control.outcomes import Outcome, outcome_alone
 from proxy.api.control.schemas import ExportMany, ExportRollout
-from proxy.api.http import RESPONSE_STARTED
+from proxy.api.failures import RESPONSE_STARTED
 from proxy.api.requests import rollout_from
 from proxy.errors import Conflict, Damaged, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan

@@ -1,4 +1,4 @@
-"""The routes that open, list, get, export, requeue and delete groups, and that return what the newest of them earned."""
+"""The routes of groups, of the branches of a rollout, and of what the newest groups earned."""
 
 import asyncio
 from collections import Counter
@@ -17,10 +17,26 @@ from proxy.api.control.export_query import ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import GroupRows, read_group_rows
 from proxy.api.control.outcomes import earned_by
-from proxy.api.control.rollouts import LIST_BUDGET_S, check_opening, credentials, opened, shown_playback
-from proxy.api.control.schemas import ExportGroup, ListGroups, OpenGroup, RequeueGroup, ShowTraining
-from proxy.api.http import json_response
-from proxy.api.requests import body_from, named, page_from, query_from, rollout_id_from
+from proxy.api.control.rollouts import LIST_BUDGET_S, branch_step, check_opening, credentials, opened, shown_playback
+from proxy.api.control.schemas import (
+    ExportGroup,
+    ListGroups,
+    OpenBranches,
+    OpenGroup,
+    RequeueGroup,
+    ShowTraining,
+    ShowValues,
+)
+from proxy.api.requests import (
+    body_from,
+    json_response,
+    named,
+    page_from,
+    query_from,
+    rollout_from,
+    rollout_id_from,
+    validated,
+)
 from proxy.clock import new_id
 from proxy.errors import NotFound, RequestTooLarge
 from proxy.export.containers import Json
@@ -40,8 +56,8 @@ from proxy.rollouts.group import (
 from proxy.rollouts.mismatch import Rules, newest_reports
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fields
-from proxy.rollouts.steps import aside
-from proxy.rollouts.values import GROUP_MARK, note_playbacks
+from proxy.rollouts.steps import aside, decode_records
+from proxy.rollouts.values import GROUP_MARK, note_playbacks, read_branches, read_values
 from proxy.trajectory.advantages import normalized
 from proxy.trajectory.json_bytes import to_json_bytes
 
@@ -412,3 +428,51 @@ def _entry(group: Group, rollouts: list[Rollout], policy: str, announced: Announ
         "advantages": [min(advantages), max(advantages)] if advantages else None,
         "tokens": fmean(earned.tokens) if earned.tokens else None,
     }
+
+
+async def open_branches(request: web.Request) -> web.Response:
+    """`POST /rollouts/{id}/branches`: open a group of playbacks of a rollout before a step, as `POST /groups` does.
+
+    Playbacks before the first step have an empty tape, and are sampled at once.
+    """
+    context, rollout = request.app[CONTEXT], await rollout_from(request)
+    body = await body_from(request, OpenBranches)
+    own = {"before", "count", "ignore", "presets"}
+    terms: dict[str, Any] = {"of": rollout.rollout_id, "ignore": body.ignore, "presets": body.presets}
+    if body.before is not None:
+        terms["before"] = body.before
+    else:
+        first = await context.store.read(rollout.rollout_id, 0, 1)
+        steps = await decode_records(context.store, rollout, first, 0, whole=False)
+        terms |= {"before": steps[0].step_id if steps else None, "on_mismatch": "sample"}
+    given = body.model_dump(exclude=own, exclude_none=True, exclude_defaults=True)
+    group = {**given, "size": body.count, "rollout": {**given.get("rollout", {}), "playback": terms}}
+    return await opened_group(request, validated(OpenGroup, group))
+
+
+async def list_branches(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/branches`: the rollouts that play a rollout back, each with its step there and its reward.
+
+    Without those that failed and were replaced, or are surplus.
+    """
+    context, rollout = request.app[CONTEXT], await rollout_from(request)
+    branches = [
+        {
+            **named(branch.rollout, "rollout_id", "group_id", "status", "reward"),
+            **branch_step(branch.playback),
+            "branched": branch.has_branched,
+        }
+        for branch in await read_branches(context.store, rollout, context.metrics)
+    ]
+    return json_response({"rollout_id": rollout.rollout_id, "branches": branches})
+
+
+async def show_values(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/values`: the mean reward of the branches before each step that has some, in the order of the steps.
+
+    409 if branches were sampled by other policy versions than the step, unless `any_version`.
+    """
+    context = request.app[CONTEXT]
+    asked, rollout = query_from(request, ShowValues), await rollout_from(request)
+    values = await read_values(context.store, rollout, context.metrics, any_version=asked.any_version)
+    return json_response({"rollout_id": rollout.rollout_id, "values": [value.as_dict() for value in values]})

@@ -25,9 +25,18 @@ from proxy.api.control.schemas import (
     Search,
     ShowEvents,
 )
-from proxy.api.http import json_response
-from proxy.api.requests import body_from, named, page_from, query_from, rollout_from, rollout_id_from, update_rollout
-from proxy.api.rollout_id import model_url, path_prefix
+from proxy.api.requests import (
+    body_from,
+    json_response,
+    model_url,
+    named,
+    page_from,
+    path_prefix,
+    query_from,
+    rollout_from,
+    rollout_id_from,
+    update_rollout,
+)
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.group import find_group, join, read_group

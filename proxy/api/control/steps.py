@@ -15,8 +15,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.rollouts import shown_playback
 from proxy.api.control.schemas import ListSteps, RequestModel, ShowTexts, ShowTree
-from proxy.api.http import json_response
-from proxy.api.requests import named, query_from, rollout_from
+from proxy.api.requests import json_response, named, query_from, rollout_from
 from proxy.continuation.types import REASONS
 from proxy.errors import BadRequest, NotFound, UnprocessableRequest
 from proxy.export.containers import Ndjson, container_for

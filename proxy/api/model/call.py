@@ -177,6 +177,11 @@ class Call:
         reason = refusal(plan, None, has_parser=traits.has_parser)
         return (not is_undecided and reason is None) or (reason in {None, "parser"} and traits.parses_ids)
 
+    def adapter_of(self, step: Step) -> CallAdapter | None:
+        """Return its adapter, if it was applied for this step."""
+        adapter = self.adapter
+        return None if adapter is None or step.endpoint in adapter.own.values() else adapter
+
     def note_fault(self, fault: ProxyError) -> None:
         """Note an error in the trace of the call, if it has one."""
         if self.trace is not None:

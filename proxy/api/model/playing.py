@@ -13,9 +13,9 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.http import CLIENT_CLOSED_REQUEST, adapter_of, downstream
+from proxy.api.failures import CLIENT_CLOSED_REQUEST
 from proxy.api.model.call import Call
-from proxy.api.requests import update_rollout
+from proxy.api.requests import downstream, update_rollout
 from proxy.errors import DamagedStep, PlaybackMismatch, PlaybackSourceGone
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
@@ -352,7 +352,7 @@ async def respond(call: Call, stored: StoredAnswer, headers: Mapping[str, str]) 
     step = stored.step
     shown = downstream([("Content-Type", stored.content_type), *headers.items()])
     shown = [*shown, (ROLLOUT_HEADER, step.rollout_id), (STEP_HEADER, step.step_id)]
-    adapter = adapter_of(call.adapter, step)
+    adapter = call.adapter_of(step)
     body = adapter.answer(step) if adapter is not None and stored.status == 200 else None
     response = web.Response(status=stored.status, headers=shown, body=stored.body if body is None else body)
     await response.prepare(call.request)

@@ -15,11 +15,11 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.failures import internal_error
-from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, adapter_of, downstream
+from proxy.api.failures import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, internal_error
 from proxy.api.model import resuming
 from proxy.api.model.call import Call, plan_for
 from proxy.api.model.telling import tell
+from proxy.api.requests import downstream
 from proxy.errors import (
     EngineBusy,
     EngineDisconnected,
@@ -192,7 +192,9 @@ async def _outcome(call: Call, client: ClientStream) -> Outcome:
     recorded as a partial step.
     """
     try:
-        return await _answered(call, client)
+        outcome = await _answered(call, client)
+        adapter = None if call.adapter is None else call.adapter_of(outcome.step)
+        return outcome if adapter is None else adapter.reshape(outcome)
     except (asyncio.CancelledError, ClientConnectionResetError):
         if call.sent is not None:  # else it was queued: nothing was sent to an engine
             await _record_cut(call)
@@ -243,7 +245,7 @@ async def _faulted(call: Call, client: ClientStream, fault: EngineError) -> Outc
     if may_move and not (is_first and call.left) and await _goes_on(call, client, fault.message, fault):
         return None
     if client.body_started or not call.left or not may_move:
-        return _reshaped(call, await _broken(call, client, fault))
+        return await _broken(call, client, fault)
     _note_failed(call, fault)
     call.moves = True
     return None
@@ -306,12 +308,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
         elif outcome.step.prompts:
             call.endpoint.continuation_fault.oppose()
-    return _reshaped(call, outcome)
-
-
-def _reshaped(call: Call, outcome: Outcome) -> Outcome:
-    adapter = None if call.adapter is None else adapter_of(call.adapter, outcome.step)
-    return outcome if adapter is None else adapter.reshape(outcome)
+    return outcome
 
 
 async def _record_cut(call: Call) -> None:

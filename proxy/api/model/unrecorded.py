@@ -1,26 +1,33 @@
-"""Requests without a step: health probes, the list of models, count_tokens, and the paths on the allow-list."""
+"""Requests without a step: health probes, models, count_tokens, recorded responses by id, and the paths on the allow-list."""
 
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
+from pydantic import BaseModel, Field
 
+from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.http import RESPONSE_STARTED, downstream, json_response
+from proxy.api.failures import RESPONSE_STARTED
 from proxy.api.model.call import ModelRequest
+from proxy.api.requests import downstream, json_response, query_from
 from proxy.config.sections import ProbeSettings
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import Dialect, DialectName
 from proxy.protocols.dialects.gemini import is_gemini
+from proxy.protocols.dialects.responses import RESPONSES, input_items, response_object
+from proxy.protocols.dialects.responses.request import rollout_of, step_of
 from proxy.protocols.plan import CHAT, error_dialect_for, read_translated_call
 from proxy.protocols.sampling import bound_of, engine_model
+from proxy.rollouts.steps import read_step
+from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
@@ -192,6 +199,69 @@ def unknown_path(method: str, endpoint: str) -> NotFound:
     return NotFound(
         f"{method} {endpoint} is not supported: it is neither a recorded endpoint nor listed in engines.passthrough."
     )
+
+
+# Recorded responses by id, which every process that shares the store serves. The key of a rollout gives no access to others.
+# Deleting a response hides it from agents; its step is kept for training.
+
+STORED: Final = "/v1/responses/"
+_DELETED_MARK: Final = "deleted:"
+
+
+class _ListItems(BaseModel):
+    order: Literal["asc", "desc"] = "desc"
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    after: str | None = None
+
+
+async def find_response_step(context: Context, name: str, owner: str | None, param: str) -> Step:
+    """Return the step of a response, which `param` names, in the rollout `owner`. Raises NotFound."""
+    step_id = step_of(name)
+    step = None if owner is None or step_id is None else await read_step(context.store, owner, step_id)
+    is_complete = (
+        step is not None and step.dialect == RESPONSES.name and step.status == "complete" and step.response is not None
+    )
+    if step is None or not is_complete or step.request.get("store") is False:
+        raise NotFound(f"Response {name[:200]!r} not found.", param=param)
+    return step
+
+
+async def answer_stored(call: ModelRequest) -> web.Response:
+    """`GET` and `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items`. Raises NotFound."""
+    request, context, minted = call.request, call.context, call.caller.minted
+    name, _, rest = unquote(call.endpoint.removeprefix(STORED)).partition("/")
+    named = call.rollout_id or (minted.rollout_id if minted else None)
+    check_minted(minted, rollout_of(name))
+    if (request.method, rest) not in {("GET", ""), ("DELETE", ""), ("GET", "input_items")}:
+        raise NotFound(
+            f"{request.method} {call.endpoint} is not supported; responses can be retrieved, listed and deleted."
+        )
+    step = await find_response_step(context, name, rollout_of(name) or named, "response_id")
+    mark = _DELETED_MARK + step.step_id
+    if await context.store.marks(step.rollout_id, [mark]):
+        raise NotFound(f"Response {name[:200]!r} was deleted.", param="response_id")
+    if request.method == "DELETE":
+        stored = await context.store.get(step.rollout_id)
+        if stored is not None:
+            await context.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=context.clock.now_ms())
+        return json_response({"id": name, "object": "response", "deleted": True})
+    return json_response(response_object(step) if rest == "" else _listed(request, step))
+
+
+def _listed(request: web.Request, step: Step) -> dict[str, Any]:
+    """Return a page of the input items of a call, by default the latest first."""
+    items = input_items(step)
+    asked = query_from(request, _ListItems, takes_others=True)
+    if asked.order == "desc":
+        items.reverse()
+    after, ids = asked.after, [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise NotFound(f"Item {after[:200]!r} not found.", param="after")
+    start = 0 if after is None else ids.index(after) + 1
+    page = items[start : start + asked.limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = start + asked.limit < len(items)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
 
 
 # Health probes: calls that only check whether the server responds

@@ -24,7 +24,7 @@ from tests.support.fakes import listening, proxying
 from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine, tokens_of
 from tests.support.stored import stored_steps
 
-from proxy.api.memory_limit import InFlightBytes
+from proxy.api.in_flight import InFlightBytes
 from proxy.api.model import relay, telling
 from proxy.protocols.response import StreamResponse
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.api.http import downstream
+from proxy.api.requests import downstream
 
 
 @pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\x00b", "\x1b[31m", "a\x7f"])

@@ -1,4 +1,4 @@
-"""Rollout IDs in requests."""
+"""Rollout IDs in requests, and URLs of rollouts."""
 
 from urllib.parse import quote
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from proxy.api.model.routes import parse_path
-from proxy.api.rollout_id import id_from_path, model_host, named_rollout, path_prefix
+from proxy.api.model.routes import named_rollout, parse_path
+from proxy.api.requests import id_from_path, model_host, path_prefix
 from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 

@@ -346,7 +346,7 @@ async def test_the_options_of_a_claim_select_the_tokens_that_are_read_again(prox
 
 async def test_a_batch_that_was_not_claimed_has_a_name_and_a_policy(proxy, batch, monkeypatch):
     """Its rollouts were exported one by one: the ID of each is enough. The proxy reads few of them at a time."""
-    monkeypatch.setattr("proxy.api.control.mismatch._AT_ONCE", 1)
+    monkeypatch.setattr("proxy.api.control.batches._AT_ONCE", 1)
     rows = rows_of(batch)
     names = [row["rollout_id"] for row in rows]
     logprobs = [recorded_in("sequences", row) for row in rows]

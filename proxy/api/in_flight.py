@@ -1,4 +1,4 @@
-"""The limits of calls at once: the memory of those in flight, stalled clients, and how many start together.
+"""Calls in flight: their memory, stalled clients, how many start together, and those of surplus rollouts, which are stopped.
 
 A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them.
 """
@@ -6,6 +6,7 @@ A slow client is not stalled: its engine is read no faster than the client reads
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import islice
 from typing import Final, Protocol
@@ -14,10 +15,16 @@ from aiohttp import web
 
 from proxy.errors import EngineResponseTooLarge, Overloaded
 from proxy.protocols.json_texts import stream_weight
+from proxy.rollouts.rollout import SURPLUS, read_rollouts
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.upstream.concurrency import BackgroundWork
+from storage.errors import StorageError
+from storage.redis.store import Store
 
 _CALLS_PER_ITERATION: Final = 16
+_SURPLUS_INTERVAL_S: Final = 1.0
+_READS_AT_ONCE: Final = 64  # of rollouts
 _PROBES = 4  # of each client within the stall timeout
 _ORDINARY_BYTES = 24 * 2**20  # of a parsed response that is accepted although others use the memory: 400,000 token ids
 _PARSED_RATIO = 4  # the memory that a parsed response may take, to the limit of its bytes
@@ -349,3 +356,34 @@ class StartPacing:
             loop.call_soon(self._started.clear)
         if self._waiting:
             loop.call_soon(self._next_iteration)
+
+
+class SurplusCalls(BackgroundWork):
+    """Stop the calls of surplus rollouts, about once a second: an over-sampled group is complete without them.
+
+    Any process may finish a rollout as surplus, so each process checks the rollouts of its own calls in flight.
+    """
+
+    def __init__(self, store: Store, calls: AbstractSet[CallInFlight], metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._calls = calls
+
+    async def stop_surplus(self) -> None:
+        """Stop the calls of rollouts that are surplus by now. Raises StorageError."""
+        names = sorted({call.over_sampled for call in self._calls if call.over_sampled is not None})
+        for start in range(0, len(names), _READS_AT_ONCE):
+            chunk = names[start : start + _READS_AT_ONCE]
+            found = await asyncio.gather(*(self._store.get(rollout_id) for rollout_id, _ in chunk))
+            rollouts, _ = read_rollouts(found, self._metrics)
+            surplus = {(rollout.rollout_id, rollout.incarnation) for rollout in rollouts if rollout.reason == SURPLUS}
+            for call in [call for call in self._calls if call.over_sampled in surplus]:
+                call.stop("its group is complete without it")
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_SURPLUS_INTERVAL_S)
+            try:
+                await self.stop_surplus()
+            except StorageError as error:
+                LOG.warning("Calls of surplus rollouts not stopped: %s", error)

@@ -18,7 +18,7 @@ from tests.support.policies import policies_of
 from tests.support.recorded import load
 from tests.support.stored import stored_steps, wait_for_steps
 
-from proxy.api.memory_limit import ByteReservation, InFlightBytes
+from proxy.api.in_flight import ByteReservation, InFlightBytes
 from proxy.errors import EngineResponseTooLarge, Overloaded
 from proxy.rollouts.policy import Policy
 from proxy.server.listener import running

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.api.surplus_calls import SurplusCalls
+from proxy.api.in_flight import SurplusCalls
 from proxy.rollouts.rollout import write_fields
 from proxy.telemetry.metrics import make_metrics
 

@@ -8,7 +8,7 @@ import orjson
 from tests.support.fakes import proxying
 from tests.support.recorded import load
 
-from proxy.api.memory_limit import StartPacing
+from proxy.api.in_flight import StartPacing
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
