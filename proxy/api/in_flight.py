@@ -15,9 +15,13 @@ from aiohttp import web
 
 from proxy.errors import EngineResponseTooLarge, Overloaded
 from proxy.protocols.json_texts import stream_weight
+from proxy.rollouts.policy import Policy
+from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import SURPLUS, read_rollouts
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.step import Step
+from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError
 from storage.redis.store import Store
@@ -31,66 +35,22 @@ _PARSED_RATIO = 4  # the memory that a parsed response may take, to the limit of
 _UNWEIGHED_BYTES = 2**18  # of a response; parsed, they take at most 20 MiB
 
 
-class DetachedSteps(Protocol):
-    """The recorder, which counts the bytes of steps that are not stored yet although their calls have ended."""
-
-    detached_bytes: int
-
-
-class _Pause(Protocol):
-    @property
-    def mode(self) -> str | None: ...
-
-    @property
-    def held(self) -> Collection[str]: ...
-
-
-class _Policy(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def pause(self) -> _Pause: ...
-
-
-class _Labelled(Protocol):
-    @property
-    def label(self) -> str: ...
-
-
 class CallInFlight(Protocol):
-    """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
-
-    `response_bytes`: bytes of the response alone; `parsed_bytes`: the memory that is reserved to parse them. `step` is None
-    until the engine has completed the call. `is_waiting`: it was interrupted, has left its engine, and is not sent again yet.
-    `over_sampled`: its rollout and the incarnation, if its group may not need it.
-    """
+    """A call in flight, of which only this is known here."""
 
     request: web.Request
     started: float
-    body_bytes: int
-    response_bytes: int
-    parsed_bytes: int
-    is_waiting: bool
-
-    @property
-    def policy(self) -> _Policy:
-        """The policy of its model."""
-        ...
-
-    @property
-    def endpoint(self) -> _Labelled:
-        """The endpoint to which it was sent, or is sent next."""
-        ...
-
-    @property
-    def step(self) -> object | None:
-        """The step of the call."""
-        ...
+    body_bytes: int  # of its request and response so far
+    response_bytes: int  # of its response alone
+    parsed_bytes: int  # of memory that is reserved to parse its response
+    is_waiting: bool  # it was interrupted, has left its engine, and is not sent again yet
+    policy: Policy
+    endpoint: Endpoint  # to which it was sent, or is sent next
+    step: Step | None  # None until its engine has completed it
 
     @property
     def over_sampled(self) -> tuple[str, str] | None:
-        """The rollout of the call, as above."""
+        """Its rollout and the incarnation, if its group may not need it."""
         ...
 
     def stop(self, reason: str) -> None:
@@ -131,13 +91,11 @@ class ByteReservation:
 class InFlightBytes:
     """The calls in flight of one process, and the limit on their bytes."""
 
-    def __init__(
-        self, limit_bytes: int, client_stall_timeout_s: float, metrics: Metrics, detached: DetachedSteps
-    ) -> None:
+    def __init__(self, limit_bytes: int, client_stall_timeout_s: float, metrics: Metrics, recorder: Recorder) -> None:
         self._limit_bytes = limit_bytes
         self._client_stall_timeout_s = client_stall_timeout_s
         self._metrics = metrics
-        self._detached = detached
+        self._recorder = recorder
         self.reserved_bytes = 0  # for bodies of requests, calls in flight, and parsed responses
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         self.calls: set[CallInFlight] = set()
@@ -152,7 +110,7 @@ class InFlightBytes:
 
         Large responses count again with the memory of their parsed form.
         """
-        return self.reserved_bytes + self._detached.detached_bytes
+        return self.reserved_bytes + self._recorder.detached_bytes
 
     def add(self, call: CallInFlight) -> None:
         """Count a call and the bytes of its request until `remove`."""
@@ -199,7 +157,7 @@ class InFlightBytes:
         A request is always accepted if nothing else is in flight: the length of a body has its own limit.
         """
         if more > 0:
-            in_flight, limit = self.reserved_bytes + self._detached.detached_bytes, self._limit_bytes
+            in_flight, limit = self.reserved_bytes + self._recorder.detached_bytes, self._limit_bytes
             if in_flight > own and in_flight + more > limit:
                 raise Overloaded(
                     f"Calls in flight use {in_flight} bytes, and this call would exceed the limit of "

@@ -1,15 +1,14 @@
 """The composition root: makes the applications, and opens and closes the services that they share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from pydantic import SecretStr
 
 from proxy.api.api_keys import KeyRing
 from proxy.api.auth import CALL_PATHS, ORIGINS, OTHER_PATHS, origin_check, require_control_key
@@ -20,13 +19,12 @@ from proxy.api.compat.osmosis import ROLLOUT_SERVERS, RolloutServers
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import answer_failures
 from proxy.api.in_flight import InFlightBytes, SurplusCalls
-from proxy.api.model.call import Call, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.openapi import CONTROLLING
 from proxy.api.requests import served
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.engines import EndpointSettings, PolicySettings, with_default
-from proxy.config.sections import AgentsSettings, ArchiveSettings, StoreSettings, TapeSettings, ThreadSettings
+from proxy.config.sections import AgentsSettings, ArchiveSettings, TapeSettings
 from proxy.config.settings import Settings, TracingSettings
 from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.sampling import Sampling
@@ -41,8 +39,8 @@ from proxy.rollouts.outages import Journal
 from proxy.rollouts.playback import ServedTapes, Tapes
 from proxy.rollouts.policy import Heartbeats, Pause, Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
-from proxy.rollouts.recorder import Follower, Recorder
-from proxy.rollouts.rollout import LiveRollouts, Rollout
+from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.rollout import LiveRollouts
 from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, ScoringEngines, ScoringLimits
 from proxy.telemetry.metrics import Metrics, make_metrics
@@ -156,16 +154,19 @@ async def _make_context(
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     rollouts = LiveRollouts(settings.agents.rollout_cache_bytes, metrics)
     _kept(stack, Lifetimes(opened, metrics, rollouts)).start()
-    recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), rollouts))
-    recorder.followers += _audits(stack, settings, upstream, metrics, clock)
+    journal = Journal(settings.store.spool_path) if settings.store.on_failure == "spool" else None
+    recorder = _kept(stack, Recorder(opened, metrics, clock, journal, rollouts))
+    if settings.audit.sample_rate:
+        audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
+        recorder.followers.append(_kept(stack, audit).start().offer)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
-    policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
-    await _kept(stack, policies).start()
-    drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping)
-    tapes = Tapes(opened)
-    start_trace, traced = _traces(stack, settings.tracing, metrics, clock)
-    finisher = Finisher(opened, clock, metrics, drift, tapes, policies.trained, traced)
+    policies = await _kept(stack, _policies(opened, clock, metrics, settings, registry.apply)).start()
+    drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping := asyncio.Event())
+    tapes, tracer = Tapes(opened), _tracer(stack, settings.tracing, metrics, clock)
+    finisher = Finisher(opened, clock, metrics, drift, tapes, policies.trained, tracer and tracer.rollout_ended)
     activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
+    continuation = PromptContinuation(opened, upstream, clock, metrics, rollouts, **dict(settings.continuation))
+    update_of = partial(AdapterUpdates, opened.announcements, upstream, clock=clock)
     return Context(
         settings=settings,
         clock=clock,
@@ -175,30 +176,37 @@ async def _make_context(
         recorder=recorder,
         memory_limit=_kept(stack, _memory_limit(settings.agents, metrics, recorder)),
         idempotency_keys=IdempotencyKeys(opened, clock),
-        agent_keys=_keys(settings.agents.api_keys),
-        control_keys=_keys(settings.control.api_keys),
         secret=secret,
-        sampling=Sampling(**dict(settings.sampling)),
-        translation=TranslationOptions(**dict(settings.dialects)),
         tokenizers=tokenizers,
-        token_texts=TokenTexts(settings.engines.text_cache_bytes),
         registry=registry,
         worker_metrics=worker_metrics,
         rollouts=rollouts,
         admission=Admission(opened, clock, metrics, recorder, rollouts, policies, activity, finisher, registry),
         policies=policies,
-        threads=_threads(settings.threads),
-        adapter_updates=_adapter_updates(stack, opened, upstream, policies, clock),
-        continuation=_kept(
-            stack, PromptContinuation(opened, upstream, clock, metrics, rollouts, **dict(settings.continuation))
-        ),
+        adapter_updates={policy.name: _kept(stack, update_of(policy)) for policy in policies},
+        continuation=_kept(stack, continuation),
         tapes=tapes,
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=finisher,
         stopping=stopping,
-        start_trace=start_trace,
+        start_trace=tracer,
         served_tapes=await _served_tapes(settings.tape, tapes, opened, clock),
+        **_configured(settings),
     )
+
+
+def _configured(settings: Settings) -> dict[str, Any]:
+    """Return the fields of the context that follow from the settings alone."""
+    threads = settings.threads
+    rules = rules_of(threads.presets, (ThreadRule(**dict(rule)) for rule in threads.rules))
+    return {
+        "agent_keys": KeyRing(key.get_secret_value() for key in settings.agents.api_keys),
+        "control_keys": KeyRing(key.get_secret_value() for key in settings.control.api_keys),
+        "sampling": Sampling(**dict(settings.sampling)),
+        "translation": TranslationOptions(**dict(settings.dialects)),
+        "token_texts": TokenTexts(settings.engines.text_cache_bytes),
+        "threads": ThreadOptions(rules, threads.default),
+    }
 
 
 async def _served_tapes(settings: TapeSettings, tapes: Tapes, store: Store, clock: Clock) -> ServedTapes | None:
@@ -208,15 +216,10 @@ async def _served_tapes(settings: TapeSettings, tapes: Tapes, store: Store, cloc
     return ServedTapes(tapes, store, clock, [name async for name in store.names()], terms)
 
 
-def _traces(
-    stack: AsyncExitStack, settings: TracingSettings, metrics: Metrics, clock: Clock
-) -> tuple[Callable[[Call], Trace] | None, Callable[[Rollout], None] | None]:
-    """Return what starts the trace of a call, and what exports the span of a rollout; None without a collector.
-
-    Raises ValueError if the packages of the export are not installed.
-    """
+def _tracer(stack: AsyncExitStack, settings: TracingSettings, metrics: Metrics, clock: Clock) -> Any:
+    """Return the `CallTracer`; None without a collector. Raises ValueError if the packages of the export are not installed."""
     if settings.endpoint is None:
-        return None, None
+        return None
     try:
         from proxy.api.model.call_trace import CallTracer  # noqa: PLC0415 - optional packages
         from proxy.telemetry.tracing import start_tracing  # noqa: PLC0415
@@ -229,16 +232,7 @@ def _traces(
             f"tokentape[otel]{grpc}, or set OTEL_TRACES_EXPORTER=none ({error})"
         ) from error
     _kept(stack, tracing)
-    tracer = CallTracer(tracing, clock, content=settings.content)
-    return tracer, tracer.rollout_ended
-
-
-def _adapter_updates(
-    stack: AsyncExitStack, store: Store, upstream: Upstream, policies: Policies, clock: Clock
-) -> dict[str, AdapterUpdates]:
-    return {
-        policy.name: _kept(stack, AdapterUpdates(store.announcements, upstream, policy, clock)) for policy in policies
-    }
+    return CallTracer(tracing, clock, content=settings.content)
 
 
 def _rescorers(
@@ -322,28 +316,6 @@ def _registry(
 
 def _memory_limit(agents: AgentsSettings, metrics: Metrics, recorder: Recorder) -> InFlightBytes:
     return InFlightBytes(agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, recorder)
-
-
-def _audits(
-    stack: AsyncExitStack, settings: Settings, upstream: Upstream, metrics: Metrics, clock: Clock
-) -> list[Follower]:
-    """Start the background audit, if one is configured."""
-    if not settings.audit.sample_rate:
-        return []
-    return [_kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)).start().offer]
-
-
-def _threads(settings: ThreadSettings) -> ThreadOptions:
-    rules = rules_of(settings.presets, (ThreadRule(**dict(rule)) for rule in settings.rules))
-    return ThreadOptions(rules, settings.default)
-
-
-def _journal(settings: StoreSettings) -> Journal | None:
-    return Journal(settings.spool_path) if settings.on_failure == "spool" else None
-
-
-def _keys(keys: Iterable[SecretStr]) -> KeyRing:
-    return KeyRing(key.get_secret_value() for key in keys)
 
 
 class _Closing(Protocol):

@@ -5,7 +5,7 @@ The end of the response is withheld until the step is recorded.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,11 +15,10 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.failures import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED, internal_error
+from proxy.api.failures import CLIENT_CLOSED_REQUEST, internal_error
 from proxy.api.model import resuming
-from proxy.api.model.call import Call, plan_for
+from proxy.api.model.call import Call, ClientStream, plan_for
 from proxy.api.model.telling import tell
-from proxy.api.requests import downstream
 from proxy.errors import (
     EngineBusy,
     EngineDisconnected,
@@ -39,7 +38,7 @@ from proxy.protocols.whole_response import Withheld
 from proxy.telemetry.logs import LOG, is_sampled
 from proxy.upstream.concurrency import PLAIN_BYTES, in_thread, off_loop
 from proxy.upstream.endpoint import can_fail_over, check_status
-from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER, HttpResponse
+from proxy.upstream.http_client import HttpResponse
 
 T = TypeVar("T")
 
@@ -52,102 +51,6 @@ _END_BYTES = 2**16
 _ABORT_TIMEOUT_S = 2.0  # SGLang responds after its current step: milliseconds, or the prefill of a long prompt
 # vLLM's server may be seconds behind its engine: what it has not sent would be sampled again. A pause waits for longer.
 _INTERRUPT_TIMEOUT_S = 8.0
-
-
-class ClientStream:
-    """The response to the client: the head is written with the first bytes of the body."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.status = CLIENT_CLOSED_REQUEST
-        self.only_keepalives_sent = False
-        self.is_stream = False  # what the client reads: a stream of events
-        self._headers: list[tuple[str, str]] = []
-        self._is_stream = False  # what the engine sends
-        self._written: float | None = None  # when the last bytes were forwarded, as `Call.last_byte`
-        self._stream: web.StreamResponse | None = None
-
-    @property
-    def body_started(self) -> bool:
-        """Whether a byte of the engine's response was written; keep-alive comments do not count."""
-        return self.headers_sent and not self.only_keepalives_sent
-
-    @property
-    def headers_sent(self) -> bool:
-        """Whether the head was written: the status cannot change any more."""
-        return self._stream is not None
-
-    def set_head(self, status: int, headers: Mapping[str, str], *, content_type: str | None = None) -> None:
-        """Set the head from the engine's; nothing is written yet. `content_type` replaces the engine's."""
-        plan = self._call.plan
-        self.status = status
-        body_type = content_type or headers.get("Content-Type", "")
-        self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.view.stream_format.content_type
-        if self._stream is None:
-            self.is_stream = self._is_stream
-        shown = [*downstream(headers.items()), (ROLLOUT_HEADER, plan.rollout_id), (STEP_HEADER, plan.step_id)]
-        if content_type is not None:
-            shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
-        self._headers = shown
-
-    async def keep_alive(self) -> None:
-        """Write to a stream that waits for its engine what has no meaning in it; the first time with the head (status 200)."""
-        stream_format = self._call.plan.view.stream_format
-        if self._stream is None:
-            self.set_head(200, {}, content_type=stream_format.content_type)
-            self.only_keepalives_sent = True
-        await self.write(stream_format.keep_alive)
-
-    async def forward(self, shown: bytes, interval_s: float) -> None:
-        """Write bytes of the engine's response; while all of a stream is held, a keep-alive comment at intervals."""
-        now = self._call.last_byte or 0.0
-        if shown:
-            await self.write(shown)
-            self.only_keepalives_sent = False
-        elif now - (self._written or self._call.first_byte or now) < interval_s:
-            return
-        else:
-            await self.keep_alive()
-        self._written = now
-
-    async def write(self, shown: bytes) -> None:
-        """Write bytes of the body. Raises ClientConnectionResetError if the client has disconnected."""
-        if self._stream is None:
-            self._call.request[RESPONSE_STARTED] = True
-            self._stream = web.StreamResponse(status=self.status, headers=self._headers)
-            await self._stream.prepare(self._call.request)
-        await self._stream.write(shown)
-
-    async def end(self, end: bytes, *, broken: bool) -> web.StreamResponse:
-        """Write the withheld end: the whole response with its Content-Length if nothing was written yet.
-
-        `broken`: the engine disconnected early, and the client's connection is closed early as well. Raises
-        ClientConnectionResetError if the client has disconnected.
-        """
-        if self._stream is None:
-            response = web.Response(status=self.status, headers=self._headers, body=end)
-            await response.prepare(self._call.request)
-            await response.write_eof()
-            return response
-        if self.only_keepalives_sent and not self._is_stream:
-            end = self._call.plan.error_events(end)  # status 200 was sent already
-        if end:
-            await self._stream.write(end)
-        if broken:
-            return self.cut()
-        transport = self._call.request.transport
-        if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client disconnected before the end was written")
-        await self._stream.write_eof()
-        return self._stream
-
-    def cut(self) -> web.StreamResponse:
-        """Close the connection before the last chunk, so that the client sees an incomplete response."""
-        transport = self._call.request.transport
-        if transport is not None:
-            transport.close()
-        assert self._stream is not None
-        return self._stream
 
 
 async def relay(call: Call) -> web.StreamResponse:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from proxy.api.model.call import Call, endpoints_of, plan_for
+from proxy.api.model.call import Call, ClientStream, endpoints_of, plan_for
 from proxy.api.model.telling import CONTEXT_IDS, INTERVAL_S, MOST_INTERVAL_S, SPLIT, can_parse, candidates, text_of
 from proxy.continuation.types import LookupFailed
 from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable, NotFound, Paused, UnprocessableRequest
@@ -56,20 +56,7 @@ class _Cut:
         return self.reason is None and self.tokens > 0
 
 
-class Client(Protocol):
-    """The response to the client, as far as a call that goes on needs it."""
-
-    @property
-    def body_started(self) -> bool:
-        """Whether a byte of the engine's response was written."""
-        ...
-
-    async def write(self, shown: bytes) -> None:
-        """Write bytes of the body."""
-        ...
-
-
-async def go_on(call: Call, client: Client, why: str, fault: EngineError | None = None) -> bool:
+async def go_on(call: Call, client: ClientStream, why: str, fault: EngineError | None = None) -> bool:
     """Plan the rest of a call, or the whole call again, once it can be sent; return False if it ends as it is.
 
     `fault`: why its endpoint cannot serve it; None if the engine or TokenTape ended it.
@@ -166,7 +153,7 @@ def _refused(call: Call, reason: Refusal, step: Step | None) -> bool:
     return False
 
 
-def _shows_nothing(client: Client, step: Step | None) -> bool:
+def _shows_nothing(client: ClientStream, step: Step | None) -> bool:
     """Return whether the client has received no more than the head of a stream."""
     if not client.body_started:
         return True
