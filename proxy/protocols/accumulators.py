@@ -13,12 +13,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
+from proxy.trajectory.conversations import THOUGHTS
+
 Json: TypeAlias = dict[str, Any]
 
 # Fields that have one value for the whole stream (vLLM 0.32.0, SGLang 0.5.23, llama.cpp 2026.10). `created` is not among
 # them: SGLang writes the time of each chunk.
 _CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "sglext"})
-_THOUGHTS: Final = ("reasoning", "reasoning_content")
 _SPLIT: Final = "\ufffd"
 
 
@@ -126,7 +127,7 @@ class ChoiceAccumulator:
 
         vLLM (0.32.0) shows no text for a part of a character, SGLang (0.5.23) U+FFFD.
         """
-        if self.calls or any(any(self.texts.get(name, ())) for name in _THOUGHTS):
+        if self.calls or any(any(self.texts.get(name, ())) for name in THOUGHTS):
             return True
         entries, names = ((self.logprobs or {}).get(name) for name in ("content", "tokens"))
         last = entries[-1] if entries else {"token": names[-1]} if names else {}

@@ -240,6 +240,20 @@ def requested_usage(body: Mapping[str, Any]) -> tuple[bool, bool]:
     return True, is_on(options.get("continuous_usage_stats"))
 
 
+def requested_of(
+    body: Mapping[str, Any], sampling: Mapping[str, Any], *, logprobs: bool, prompts: int | None = 1
+) -> ResponseOptions:
+    """Return what a body requests by the usual fields. `sampling`: its part with `n`; `prompts`: how many it has."""
+    samples = sample_count(sampling)
+    return ResponseOptions(
+        token_ids=is_on(body.get("return_token_ids")),
+        logprobs=logprobs,
+        usage=requested_usage(body)[0],
+        samples=samples,
+        choices=samples * prompts if samples and prompts else None,
+    )
+
+
 def openai_error(error: ProxyError) -> bytes:
     """Return OpenAI's error body."""
     return orjson.dumps(

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.accumulators import Accumulator, GenerateAccumulator, Json, text_of
-from proxy.protocols.dialects.base import Dialect, DialectName, ResponseOptions, is_on, requested_usage, sample_count
+from proxy.protocols.dialects.base import Dialect, DialectName, ResponseOptions, is_on, requested_of, sample_count
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
 
@@ -26,14 +26,7 @@ class Generate(Dialect):
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `token_ids` refers to the prompt's ids: the sampled ones are always returned."""
         sampling = self.sampling(body)
-        samples = sample_count(sampling)
-        return ResponseOptions(
-            token_ids=is_on(body.get("return_token_ids")),
-            logprobs=sampling.get("logprobs") is not None,
-            usage=requested_usage(body)[0],
-            samples=samples,
-            choices=samples,
-        )
+        return requested_of(body, sampling, logprobs=sampling.get("logprobs") is not None)
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the `sampling_params` object, in which the bound on tokens has one name only."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
-from proxy.protocols.dialects.base import Dialect, DialectName, ResponseOptions, is_on, requested_usage, sample_count
+from proxy.protocols.dialects.base import Dialect, DialectName, ResponseOptions, is_on, requested_of
 
 
 class Chat(Dialect):
@@ -16,14 +16,7 @@ class Chat(Dialect):
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a boolean."""
-        samples = sample_count(body)
-        return ResponseOptions(
-            token_ids=is_on(body.get("return_token_ids")),
-            logprobs=is_on(body.get("logprobs")),
-            usage=requested_usage(body)[0],
-            samples=samples,
-            choices=samples,
-        )
+        return requested_of(body, body, logprobs=is_on(body.get("logprobs")))
 
 
 class Completions(Dialect):
@@ -35,15 +28,7 @@ class Completions(Dialect):
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a number, and 0 requests the sampled token's own."""
-        samples = sample_count(body)
-        prompts = prompt_count(body)
-        return ResponseOptions(
-            token_ids=is_on(body.get("return_token_ids")),
-            logprobs=body.get("logprobs") is not None,
-            usage=requested_usage(body)[0],
-            samples=samples,
-            choices=samples * prompts if samples and prompts else None,
-        )
+        return requested_of(body, body, logprobs=body.get("logprobs") is not None, prompts=prompt_count(body))
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
         """Return one list of ids, or several; None if the engine is to truncate them (vLLM's `truncate_prompt_tokens`)."""

@@ -11,6 +11,7 @@ client does not send the text back, so it is looked up by the call's id.
 import json
 import math
 import re
+from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -80,6 +81,14 @@ def objects(value: Any, path: str) -> list[tuple[Json, str]]:
 def texts(value: Any, path: str) -> list[str]:
     """Return the strings of a list."""
     return [a_text(entry, f"{path}[{n}]") for n, entry in enumerate(a_list(value, path))]
+
+
+def decoded(coded: str) -> str | None:
+    """Return the UTF-8 text in base64; None if it is not."""
+    try:
+        return b64decode(coded, validate=True).decode()
+    except ValueError:
+        return None
 
 
 @cache

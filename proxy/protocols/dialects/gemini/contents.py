@@ -6,7 +6,6 @@ Invariant: a function's result is never assigned to the wrong call. Clients may 
 next call of its function without a result, as in Google's API.
 """
 
-import binascii
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from proxy.protocols.dialects.translation import (
     at,
     chat_call,
     chat_content,
+    decoded,
     optional,
     refusal,
     required,
@@ -69,7 +69,7 @@ def read_signature(value: Any, path: str) -> Signature:
     try:
         text = text.replace("-", "+").replace("_", "/")
         fields = parse_text(b64decode(text + "=" * (-len(text) % 4), validate=True)[len(_MARK) :].decode())
-    except (binascii.Error, ValueError):
+    except ValueError:
         return NONE
     if not isinstance(fields, dict):
         return NONE
@@ -339,10 +339,10 @@ def inline_part(value: Any, path: str) -> Json:
     # Google's Python SDK writes base64 with the alphabet for URLs, which data URLs and audio do not have.
     data = required(a_text, blob, "data", path).replace("-", "+").replace("_", "/")
     if kind == "text":
-        try:
-            return {"type": "text", "text": b64decode(data, validate=True).decode()}
-        except (binascii.Error, ValueError):
-            raise refusal(f"{path}.data", "must be UTF-8 in base64") from None
+        text = decoded(data)
+        if text is None:
+            raise refusal(f"{path}.data", "must be UTF-8 in base64")
+        return {"type": "text", "text": text}
     if kind == "audio":
         return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS.get(subtype, subtype)}}
     return _by_url(kind, f"data:{kind}/{subtype};base64,{data}", path)

@@ -7,9 +7,8 @@ order. Files and images that are referenced by an id are refused: TokenTape stor
 Invariant: the items of a response, sent back in any order that agents use, are translated to the message that was sampled.
 """
 
-import binascii
 import re
-from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final, TypeAlias
@@ -35,6 +34,7 @@ from proxy.protocols.dialects.translation import (
     an_object,
     chat_call,
     chat_content,
+    decoded,
     objects,
     optional,
     passed_fields,
@@ -341,22 +341,11 @@ def _file(part: Json, path: str) -> Json:
     if content is None:
         raise _not_stored(path, "file_data")
     name = optional(a_text, part, "filename", path)
-    text = _text_in(content)
-    if text is not None:
+    head, found, coded = content.partition(";base64,")
+    if found and head.startswith("data:text/") and (text := decoded(coded)) is not None:
         return {"type": "text", "text": text}
     fields: dict[str, Any] = {"file_data": content}
     return {"type": "file", "file": fields if name is None else {**fields, "filename": name}}
-
-
-def _text_in(content: str) -> str | None:
-    """Return the text of a data URL with a text type and UTF-8 content; None for another."""
-    head, found, coded = content.partition(";base64,")
-    if not found or not head.startswith("data:text/"):
-        return None
-    try:
-        return b64decode(coded, validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
 
 
 def _not_stored(path: str, field: str) -> BadRequest:
@@ -373,12 +362,7 @@ def seal(reasoning: str) -> str:
 
 def unseal(sealed: str) -> str | None:
     """Return the reasoning in a sealed text; None if TokenTape did not seal it."""
-    if not sealed.startswith(_SEAL):
-        return None
-    try:
-        return b64decode(sealed[len(_SEAL) :], validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
+    return decoded(sealed[len(_SEAL) :]) if sealed.startswith(_SEAL) else None
 
 
 def reasoning_from(item: Json, path: str) -> str | None:
