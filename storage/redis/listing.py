@@ -15,7 +15,7 @@ from storage.redis import scripts
 from storage.redis.cluster import Servers
 from storage.redis.connections import checked, pairs
 from storage.redis.keys import AGE_DIGITS, Bucket, Layout, decoded_name
-from storage.redis.scripts import RunScripts, Script, whole
+from storage.redis.scripts import RunEach, Script, whole
 from storage.types import Page
 
 _CURSOR: Final = re.compile(rf"[0-9]{{{AGE_DIGITS}}}[A-Za-z0-9_.~%-]+|!(?:[0-9a-f]{{2}})*")
@@ -28,18 +28,18 @@ _REPAIR_AGAIN_MS: Final = 600_000
 
 
 class Listing:
-    """The names of a store. `run_all` does not wait for durability; `variants` are the scripts that use the index."""
+    """The names of a store. `run_each` does not wait for durability; `variants` are the scripts that use the index."""
 
     def __init__(
         self,
         servers: Servers,
-        run_all: RunScripts,
+        run_each: RunEach,
         variants: Mapping[Script, Script],
         layout: Layout,
         indexed: Mapping[str, bytes],
     ) -> None:
         self._servers = servers
-        self._run_all = run_all
+        self._run_each = run_each
         self._variants = variants
         self._layout = layout
         self._indexed = indexed
@@ -117,11 +117,12 @@ class Listing:
     ) -> Sequence[list[bytes]] | None:
         """Return the members of each bucket; None if the index of one lacks entries."""
         more = (self._complete,) if is_index else ()
-        requests = [
-            ((bucket.listing, bucket.expiry, bucket.indexes), (newest, oldest, limit, *more))
+        script = self._variants[scripts.LIST]
+        calls = [
+            (script, (bucket.listing, bucket.expiry, bucket.indexes), (newest, oldest, limit, *more))
             for bucket, newest in starts.items()
         ]
-        replies: Sequence[Any] = whole(await self._run_all(self._variants[scripts.LIST], requests))
+        replies: Sequence[Any] = whole(await self._run_each(calls))
         if not is_index:
             return replies
         return [found for found, _ in replies] if all(is_complete for _, is_complete in replies) else None
@@ -157,8 +158,8 @@ class Listing:
             checked(reply)
 
     async def _lacks_entries(self, buckets: Sequence[Bucket]) -> bool:
-        requests = [((bucket.listing, bucket.indexes), (self._complete,)) for bucket in buckets]
-        return any(whole(await self._run_all(scripts.INDEX_MISSING, requests)))
+        calls = [(scripts.INDEX_MISSING, (bucket.listing, bucket.indexes), (self._complete,)) for bucket in buckets]
+        return any(whole(await self._run_each(calls)))
 
     async def repair(self, now_ms: int) -> bool:
         """Correct the entries of the next rollouts, if a repair is due; return whether it is.
@@ -181,8 +182,8 @@ class Listing:
         members = found if is_listing else [entry.rpartition(b"\0")[2] for entry in found]
         keys = [f"{bucket.prefix}rollout:".encode() + member[AGE_DIGITS:] for member in members]
         if members:
-            request = ((*keys, bucket.listing, bucket.indexes), members)
-            (corrected,) = whole(await self._run_all(self._variants[scripts.INDEX_REPAIR], [request]))
+            call = self._variants[scripts.INDEX_REPAIR], (*keys, bucket.listing, bucket.indexes), members
+            (corrected,) = whole(await self._run_each([call]))
             wrong += corrected
         if len(found) == _REPAIR_PAGE:
             cursor = cursor[:1] + found[-1]

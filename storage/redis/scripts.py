@@ -11,10 +11,10 @@ if it has been idle for the maximum lease (not its own lease), and only the serv
 get the seven keys of the group, then the stream (`ENQUEUE`: several streams); other queue scripts get the stream only.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from storage.errors import StorageError
 
@@ -51,35 +51,11 @@ def _lua(text: str) -> str:
     return "'" + "".join(f"\\{byte:03}" for byte in text.encode()) + "'"
 
 
-class RunScript(Protocol):
-    """A function that runs a script on the server of its first key."""
-
-    def __call__(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Awaitable[Any]:
-        """Return the reply of the script."""
-        ...
-
-
-class RunScripts(Protocol):
-    """A function that runs a script in several buckets: one write to each server."""
-
-    def __call__(
-        self, script: Script, requests: Sequence[tuple[Sequence[bytes], Sequence[bytes | str | int]]]
-    ) -> Awaitable[Sequence[Any]]:
-        """Return the reply, or the `StorageError`, of each request: keys of one bucket, and arguments."""
-        ...
-
-
-Call: TypeAlias = tuple[
-    Script, Sequence[bytes], Sequence[bytes | str | int]
-]  # a script, keys of one bucket, and arguments
-
-
-class RunEach(Protocol):
-    """A function that runs several scripts, each in its bucket: one write to each server."""
-
-    def __call__(self, calls: Sequence[Call]) -> Awaitable[Sequence[Any]]:
-        """Return the reply, or the `StorageError`, of each call."""
-        ...
+Arguments: TypeAlias = Sequence[bytes | str | int]
+Call: TypeAlias = tuple[Script, Sequence[bytes], Arguments]  # a script, keys of one bucket, and arguments
+RunScript: TypeAlias = Callable[[Script, Sequence[bytes], Arguments], Awaitable[Any]]  # returns the reply of the script
+# Runs scripts, each in its bucket, with one write to each server; returns the reply, or the `StorageError`, of each.
+RunEach: TypeAlias = Callable[[Sequence[Call]], Awaitable[Sequence[Any]]]
 
 
 def whole(replies: Sequence[Any]) -> Sequence[Any]:

@@ -41,7 +41,7 @@ from storage.redis.connections import (
 from storage.redis.keys import Layout, RolloutKeys
 from storage.redis.listing import Listing
 from storage.redis.queue import Queue
-from storage.redis.scripts import Call, Command, RunScript, RunScripts, Script, whole
+from storage.redis.scripts import Call, Command, RunEach, RunScript, Script, whole
 from storage.redis.server_info import fetch_infos, ping_each, summarize, warnings_of
 from storage.redis.timers import Timers
 from storage.types import (
@@ -61,15 +61,15 @@ from storage.types import (
 class Announcements:
     """Small values that every `Store.open` returns together with the rollout. They do not expire.
 
-    `run` and `run_all` wait for durability, `run_fast` does not.
+    `run` and `run_each` wait for durability, `run_fast` does not.
     """
 
     def __init__(
-        self, servers: Servers, run: RunScript, run_all: RunScripts, layout: Layout, *, run_fast: RunScript
+        self, servers: Servers, run: RunScript, run_each: RunEach, layout: Layout, *, run_fast: RunScript
     ) -> None:
         self._servers = servers
         self._run = run
-        self._run_all = run_all
+        self._run_each = run_each
         self._run_fast = run_fast
         self._bucket = layout.buckets[0]
         self._keys = [bucket.announcements for bucket in layout.buckets]
@@ -89,7 +89,7 @@ class Announcements:
 
     async def _announced(self, name: str, value: bytes, number: int) -> Announcement:
         arguments = (name, value, number, "")
-        whole(await self._run_all(scripts.ANNOUNCE, [([key], arguments) for key in self._keys[1:]]))
+        whole(await self._run_each([(scripts.ANNOUNCE, [key], arguments) for key in self._keys[1:]]))
         return Announcement(value, number)
 
     async def read(self) -> dict[str, Announcement]:
@@ -194,15 +194,14 @@ class Store:
         self._ttl_s = options.ttl_s or 0
         self._barrier = barrier
         self._stop = stop
-        run_durable, run_all_durable = partial(self._run, durable=True), partial(self._run_all, durable=True)
+        run_durable, run_each_durable = partial(self._run, durable=True), partial(self._run_each, durable=True)
         self._scripts = {script: script.indexing(options.indexed) for script in scripts.WITH_INDEX}
-        self.listing = Listing(servers, partial(self._run_all, shared=False), self._scripts, layout, options.indexed)
-        self.announcements = Announcements(servers, run_durable, run_all_durable, layout, run_fast=self._run)
+        self.listing = Listing(servers, partial(self._run_each, shared=False), self._scripts, layout, options.indexed)
+        self.announcements = Announcements(servers, run_durable, run_each_durable, layout, run_fast=self._run)
         self.reservations = Reservations(self._run, layout)
         self.changes = Changes(servers, layout)
-        self.timers = Timers(self._run, self._run_all, layout)
+        self.timers = Timers(self._run, self._run_each, layout)
         self.cache = Cache(partial(self._run, shared=False), layout)
-        run_each_durable = partial(self._run_each, durable=True)
         self.queue = Queue(
             partial(self._run, shared=False), self._run_each, run_each_durable, servers, layout, self._ttl_s
         )
@@ -604,20 +603,8 @@ class Store:
             error.server = self._address(key)
             raise
 
-    async def _run_all(
-        self,
-        script: Script,
-        requests: Sequence[tuple[Sequence[bytes], Sequence[bytes | str | int]]],
-        *,
-        durable: bool = False,
-        shared: bool = True,
-    ) -> Sequence[Reply]:
-        """Run a script in several buckets, as `_run` does in one, with one write to each server; return each reply or error."""
-        calls = [(script, keys, arguments) for keys, arguments in requests]
-        return await self._run_each(calls, durable=durable, shared=shared)
-
     async def _run_each(self, calls: Sequence[Call], *, durable: bool = False, shared: bool = True) -> Sequence[Reply]:
-        """Run scripts as `_run_all` runs one."""
+        """Run scripts, each in its bucket, as `_run` does, with one write to each server; return each reply or error."""
         barrier = self._barrier if durable else _NO_BARRIER
         commands: list[Command] = [("EVALSHA", script.sha, len(keys), *keys, *more) for script, keys, more in calls]
         send = partial(

@@ -7,16 +7,16 @@ from typing import Any
 from storage.errors import StorageError
 from storage.redis import scripts
 from storage.redis.keys import Layout, decoded_name
-from storage.redis.scripts import RunScript, RunScripts, whole
+from storage.redis.scripts import RunEach, RunScript, whole
 from storage.types import Timer
 
 
 class Timers:
     """The timers of rollouts. They do not wait for durability, and every method is safe to repeat."""
 
-    def __init__(self, run: RunScript, run_all: RunScripts, layout: Layout) -> None:
+    def __init__(self, run: RunScript, run_each: RunEach, layout: Layout) -> None:
         self._run = run
-        self._run_all = run_all
+        self._run_each = run_each
         self._layout = layout
         self._keys = [bucket.timers for bucket in layout.buckets]
 
@@ -34,7 +34,7 @@ class Timers:
         one failed and the others have none.
         """
         arguments = (now_ms, until_ms, limit)
-        parts = await self._run_all(scripts.TIMERS_CLAIM, [([key], arguments) for key in self._keys])
+        parts = await self._run_each([(scripts.TIMERS_CLAIM, [key], arguments) for key in self._keys])
         failures = [part for part in parts if isinstance(part, StorageError)]
         claimed = []
         for key, part in zip(self._keys, parts, strict=True):
@@ -53,8 +53,7 @@ class Timers:
         for timer, time_ms in times.items():
             key, member = self._place(timer)
             buckets[key] += (member, "" if time_ms is None else time_ms)
-        moves = [([key], (from_ms, *moved)) for key, moved in buckets.items()]
-        whole(await self._run_all(scripts.TIMERS_MOVE, moves))
+        whole(await self._run_each([(scripts.TIMERS_MOVE, [key], (from_ms, *moved)) for key, moved in buckets.items()]))
 
     async def remove(self, timer: Timer) -> None:
         """Remove a timer; one that does not exist is no error."""
