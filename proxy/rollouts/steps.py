@@ -21,6 +21,9 @@ Versions: TypeAlias = frozenset[tuple[int, str | None]]  # with their epochs, th
 
 _PAGE = 200  # records per read from the store
 LONG = 32  # short steps, which take some milliseconds to decode, join and write
+_LONG_TO_DECODE = (
+    2 * LONG
+)  # they take two milliseconds, in which threads would pass the interpreter's lock hundreds of times
 _TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step as lists of numbers,
 _PACKED_TOKENS_OF_A_STEP = 8192  # and as arrays
 _MESSAGES_OF_A_STEP = 64  # messages that do
@@ -135,7 +138,8 @@ async def _decode(
         return [_read(name, record, reader, start + offset, read, whole=whole) for offset, record in enumerate(records)]
 
     size = reader.size + sum(map(len, records))
-    return await aside(len(records) + reader.count // _BLOCKS_OF_A_STEP + size // _BYTES_OF_A_STEP, decoded)
+    weight = len(records) + reader.count // _BLOCKS_OF_A_STEP + size // _BYTES_OF_A_STEP
+    return await off_loop(weight, _LONG_TO_DECODE, decoded)
 
 
 def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:

@@ -41,7 +41,6 @@ from storage.redis.scripts import Command
 from storage.types import Announcement, StoredEntity
 
 _RETRY_INTERVAL_S: Final = 0.02
-_SILENCE_S: Final = 1.0  # after which a server is suspected
 _PROBE_TIMEOUT_S: Final = 1.0
 _PROBE_INTERVALS_S: Final = (0.05, 0.1, 0.25)  # the last one repeats
 MANY_ARGUMENTS: Final = 2**13  # packing this many takes a millisecond
@@ -90,8 +89,8 @@ class Barrier:
 class Connections:
     """The connections to one server: a shared one for short commands, and a pool of up to `max_connections`.
 
-    A command on the shared connection takes a third of the CPU time; a long or blocking one would delay all after it. A pooled
-    connection is used by one caller at a time; further callers wait in order.
+    A long or blocking command would delay all after it on the shared connection. A pooled one is used by one caller at a time;
+    further callers wait in order.
 
     If a connection breaks, its commands are sent once more on a new one, as all connections break when a server restarts. So
     all commands must be idempotent. If `patient`, commands are sent until `timeout_s` has passed, for a server that has
@@ -116,7 +115,7 @@ class Connections:
         self._make = make
         self._timeout_s = options.timeout_s
         self._free = asyncio.Semaphore(options.max_connections)
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[_Session] = []
         self._session: _Session | None = None
         self._patient = patient
         self._refresh = refresh
@@ -191,10 +190,8 @@ class Connections:
                 if shared:
                     session = self._session
                     if session is None or session.is_closed:
-                        session = self._session = _Session(self._make(), self._timeout_s / _CHECKS, self._suspect)
-                    result: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-                    session.send(packed, count, ((result, []),), confirmed=confirmed)
-                    replies = await result
+                        session = self._session = self._new_session()
+                    replies = await session.exchange(packed, count, confirmed=confirmed)
                 else:
                     replies = await self._pooled(packed, count, end, confirmed=confirmed)
             except RedisConnectionError as error:
@@ -333,7 +330,6 @@ class Connections:
             await asyncio.sleep(next(intervals))
 
     async def _pooled(self, packed: bytes, count: int, end: float, *, confirmed: bool) -> list[Reply]:
-        suspicion = asyncio.get_running_loop().call_later(_SILENCE_S, self._suspect)
         try:
             async with asyncio.timeout_at(end) as timeout:
                 self._exchanges.add(timeout)
@@ -341,31 +337,28 @@ class Connections:
                     return await self._exchange(packed, count, confirmed=confirmed)
         finally:
             self._exchanges.discard(timeout)
-            suspicion.cancel()
 
     async def _exchange(self, packed: bytes, count: int, *, confirmed: bool) -> list[Reply]:
-        connection = self._idle.pop() if self._idle else self._make()
+        session = self._idle.pop() if self._idle else None
+        if session is None or session.is_closed:  # the server may have closed an idle one
+            session = self._new_session()
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_packed_command([packed], check_health=False)
-            replies = [await _read_reply(connection) for _ in range(count)]
-            if confirmed:
-                await connection.send_packed_command([_PING], check_health=False)
-                replies.append(await _read_reply(connection))
+            replies = await session.exchange(packed, count, confirmed=confirmed)
         except BaseException:
-            # Also when cancelled: another caller must not get the replies that are still to be received.
-            with suppress(RedisError, OSError):
-                await connection.disconnect(nowait=True)
+            # Also when cancelled: another caller must not wait for the replies that are still to be received.
+            await session.close()
             raise
-        self._idle.append(connection)
+        self._idle.append(session)
         if self._closed:
             await self._close_idle()
         return replies
 
+    def _new_session(self) -> "_Session":
+        return _Session(self._make(), self._timeout_s / _CHECKS, self._suspect)
+
     async def _close_idle(self) -> None:
         while self._idle:
-            with suppress(RedisError, OSError):
-                await self._idle.pop().disconnect()
+            await self._idle.pop().close()
 
 
 class _PendingReply(Struct):
@@ -381,7 +374,7 @@ class _PendingReply(Struct):
 
 
 class _Session(asyncio.Protocol):
-    """The shared connection, after redis-py has opened it: an asyncio protocol without a task or a stream in between.
+    """A connection, after redis-py has opened it: an asyncio protocol without a task or a stream in between.
 
     Commands that are sent in the same iteration of the event loop are one write. Nothing is retried.
 
@@ -412,6 +405,13 @@ class _Session(asyncio.Protocol):
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
+        await asyncio.sleep(0)  # the transport closes its socket in the next iteration of the event loop
+
+    async def exchange(self, packed: bytes, count: int, *, confirmed: bool) -> list[Reply]:
+        """Send packed commands, and return one reply for each; see `send`."""
+        result: asyncio.Future[list[Reply]] = self._loop.create_future()
+        self.send(packed, count, ((result, []),), confirmed=confirmed)
+        return await result
 
     def send(self, packed: bytes, count: int, callers: _Callers, *, confirmed: bool = False) -> None:
         """Send packed commands, and pass one reply for each to the callers.

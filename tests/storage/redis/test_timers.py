@@ -187,11 +187,11 @@ async def test_one_caller_has_the_turn_at_a_time(store, until):
 async def test_parts_that_fail_do_not_hide_the_timers_of_others():
     """If no other part has a timer, the claim raises the error."""
 
-    async def run_all(script, requests):
-        _, second, *others = requests
-        return [StoreUnreachable("this server is down"), [b"r b"] if second[1][0] == 5 else [], *([] for _ in others)]
+    async def run_each(calls):
+        _, (_, _, (now_ms, *_)), *others = calls
+        return [StoreUnreachable("this server is down"), [b"r b"] if now_ms == 5 else [], *([] for _ in others)]
 
-    timers = Timers(None, run_all, Layout("tt"))
+    timers = Timers(None, run_each, Layout("tt"))
 
     assert [Timer("r", "b")] == await timers.claim(9, now_ms=5, until_ms=6)
     with pytest.raises(StoreUnreachable):
