@@ -12,61 +12,57 @@ from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable
 from proxy.upstream import client
 
 
-async def test_concurrent_calls_detect_an_engine_once(upstream_to):
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
-        await asyncio.gather(*(upstream.ensure_detected(upstream.endpoints[0]) for _ in range(50)))
+async def test_concurrent_calls_detect_an_engine_once(engine, upstream_to):
+    upstream = upstream_to(engine.url)
+    await asyncio.gather(*(upstream.ensure_detected(upstream.endpoints[0]) for _ in range(50)))
 
     assert engine.probes == 6
 
 
-async def test_an_engine_is_detected_again_after_it_disconnected(upstream_to):
+async def test_an_engine_is_detected_again_after_it_disconnected(engine, upstream_to):
     """Another engine may listen on the address by then."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
 
-        async def respond(request, body):
-            request.transport.close()
-            raise ConnectionResetError
+    async def respond(request, body):
+        request.transport.close()
+        raise ConnectionResetError
 
-        engine.respond = respond
-        with pytest.raises(EngineDisconnected):
-            await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}")
-        engine.fixed_responses = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
-        await upstream.ensure_detected(endpoint)
+    engine.respond = respond
+    with pytest.raises(EngineDisconnected):
+        await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}")
+    engine.fixed_responses = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
+    await upstream.ensure_detected(endpoint)
 
-        assert (endpoint.kind, endpoint.version) == ("sglang", "0.5.23")
+    assert (endpoint.kind, endpoint.version) == ("sglang", "0.5.23")
 
 
-async def test_connection_faults_raise_and_are_counted(upstream_to):
+async def test_connection_faults_raise_and_are_counted(engine, upstream_to):
     """A refused connection raises EngineUnreachable, a connection closed before the response EngineDisconnected."""
-    async with fake_engine() as engine:
 
-        async def respond(request, body):
-            request.transport.close()
-            raise ConnectionResetError
+    async def respond(request, body):
+        request.transport.close()
+        raise ConnectionResetError
 
-        engine.respond = respond
-        upstream = upstream_to(engine.url, "http://127.0.0.1:9")
-        connected, refused = upstream.endpoints
-        with pytest.raises(EngineDisconnected, match="e0 disconnected"):
-            await upstream.send(connected, "POST", "/x", headers=(), body=b"{}")
-        with pytest.raises(EngineUnreachable, match="e1 is unreachable"):
-            await upstream.send(refused, "POST", "/x", headers=(), body=b"{}")
+    engine.respond = respond
+    upstream = upstream_to(engine.url, "http://127.0.0.1:9")
+    connected, refused = upstream.endpoints
+    with pytest.raises(EngineDisconnected, match="e0 disconnected"):
+        await upstream.send(connected, "POST", "/x", headers=(), body=b"{}")
+    with pytest.raises(EngineUnreachable, match="e1 is unreachable"):
+        await upstream.send(refused, "POST", "/x", headers=(), body=b"{}")
 
     assert (connected.faults, refused.health.is_ejected) == (1, True)
     assert "e1 is unreachable" in refused.last_fault
 
 
-async def test_a_5_mb_body_is_sent_with_its_content_length(upstream_to):
+async def test_a_5_mb_body_is_sent_with_its_content_length(engine, upstream_to):
     """A prompt of 200k tokens has a few megabytes."""
     body = b'{"prompt":"' + b"x" * 5_000_000 + b'"}'
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
-        with closing(await upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body)) as response:
-            await anext(response.iter_bytes())
+    upstream = upstream_to(engine.url)
+    with closing(await upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body)) as response:
+        await anext(response.iter_bytes())
 
     assert len(engine.requests[0]["prompt"]) == 5_000_000
     assert str(len(body)) == engine.headers[0]["content-length"]
@@ -100,7 +96,7 @@ async def test_a_refused_connection_or_503_is_retried_at_the_next_endpoint(upstr
     assert [endpoint.queue.in_flight for endpoint in upstream.endpoints] == [0, 0, 0]
 
 
-async def test_calls_without_a_rollout_are_queued(upstream_to, registry):
+async def test_calls_without_a_rollout_are_queued(engine, upstream_to, registry):
     """With max_in_flight 1, the second call waits for the first; the metrics show it."""
     release = asyncio.Event()
 
@@ -108,21 +104,20 @@ async def test_calls_without_a_rollout_are_queued(upstream_to, registry):
         await release.wait()
         return web.json_response({})
 
-    async with fake_engine() as engine:
-        engine.respond = respond
-        upstream = upstream_to(engine.url, max_in_flight=1)
-        (endpoint,) = upstream.endpoints
+    engine.respond = respond
+    upstream = upstream_to(engine.url, max_in_flight=1)
+    (endpoint,) = upstream.endpoints
 
-        async def send():
-            async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as response:
-                return [read async for read in response.iter_bytes()]
+    async def send():
+        async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as response:
+            return [read async for read in response.iter_bytes()]
 
-        calls = [asyncio.create_task(send()) for _ in range(2)]
-        await engine.reached.wait()
-        assert (len(engine.requests), endpoint.queue.in_flight, endpoint.queue.waiting) == (1, 1, 1)
-        assert registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"}) == 1.0
-        release.set()
-        await asyncio.gather(*calls)
+    calls = [asyncio.create_task(send()) for _ in range(2)]
+    await engine.reached.wait()
+    assert (len(engine.requests), endpoint.queue.in_flight, endpoint.queue.waiting) == (1, 1, 1)
+    assert registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"}) == 1.0
+    release.set()
+    await asyncio.gather(*calls)
 
     assert (len(engine.requests), endpoint.queue.in_flight) == (2, 0)
     assert registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"}) == 0.0
@@ -158,40 +153,38 @@ async def test_a_call_in_the_queue_of_a_removed_or_ejected_endpoint_is_sent_to_t
     assert [len(hung.requests), len(other.requests)] == [1, 1]
 
 
-async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeypatch):
+async def test_the_size_of_an_auxiliary_response_is_limited(engine, upstream_to, monkeypatch):
     """A list of models or the text of tokens cannot fill the memory."""
     monkeypatch.setattr("proxy.upstream.client.MAX_RESPONSE_BYTES", 1000)
-    async with fake_engine() as engine:
 
-        async def respond(request, body):
-            return web.Response(body=b"x" * len(body["prompt"]))
+    async def respond(request, body):
+        return web.Response(body=b"x" * len(body["prompt"]))
 
-        engine.respond = respond
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        found = []
-        for size in (1000, 1001):
-            body = b'{"prompt":"' + b"x" * size + b'"}'
-            with closing(await upstream.send(endpoint, "POST", "/x", headers=(), body=body)) as response:
-                try:
-                    found.append(len(await client.body_of(response)))
-                except EngineDisconnected as error:
-                    found.append(error.message)
+    engine.respond = respond
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    found = []
+    for size in (1000, 1001):
+        body = b'{"prompt":"' + b"x" * size + b'"}'
+        with closing(await upstream.send(endpoint, "POST", "/x", headers=(), body=body)) as response:
+            try:
+                found.append(len(await client.body_of(response)))
+            except EngineDisconnected as error:
+                found.append(error.message)
 
     assert found == [1000, "The engine returned more than 1000 bytes"]
 
 
-async def test_an_auxiliary_response_with_very_many_values_is_not_parsed(upstream_to):
+async def test_an_auxiliary_response_with_very_many_values_is_not_parsed(engine, upstream_to):
     """Six MB of lists would take 290 MB."""
-    async with fake_engine() as engine:
 
-        async def respond(request, body):
-            return web.Response(body=b"[" + b"[]," * 2_000_000 + b"1]")
+    async def respond(request, body):
+        return web.Response(body=b"[" + b"[]," * 2_000_000 + b"1]")
 
-        engine.respond = respond
-        upstream = upstream_to(engine.url)
-        with pytest.raises(EngineDisconnected, match="too many values"):
-            await upstream.post_json(upstream.endpoints[0], "/x", b"{}")
+    engine.respond = respond
+    upstream = upstream_to(engine.url)
+    with pytest.raises(EngineDisconnected, match="too many values"):
+        await upstream.post_json(upstream.endpoints[0], "/x", b"{}")
 
 
 @pytest.mark.parametrize("status", [600, 999])
@@ -208,7 +201,7 @@ async def test_an_invalid_status_code_is_a_fault(upstream_to, status):
             await upstream.send(upstream.endpoints[0], "GET", "/x", headers=(), body=None)
 
 
-async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstream_to):
+async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(engine, upstream_to):
     """A gateway may not have the route, and return 503 or close the connection, but still serve calls."""
 
     async def respond(request, body):
@@ -216,17 +209,16 @@ async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstre
             request.transport.close()
         return web.json_response({}, status=503)
 
-    async with fake_engine() as engine:
-        engine.respond = respond
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        for path in ("/detokenize", "/gone") * 4:
-            sending = upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True)
-            with suppress(EngineError), closing(await sending) as response:
-                await client.body_of(response)
+    engine.respond = respond
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    for path in ("/detokenize", "/gone") * 4:
+        sending = upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True)
+        with suppress(EngineError), closing(await sending) as response:
+            await client.body_of(response)
 
-        assert (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected) == (0, False, True)
+    assert (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected) == (0, False, True)
 
 
 def listing(engine, *names):
@@ -248,13 +240,12 @@ async def test_the_models_of_engines_are_requested_once_for_each_name(upstream_t
     assert [list(endpoints) for endpoints in again] == [[one], [two], [one, two]]
 
 
-async def test_one_endpoint_without_configured_models_serves_any_model(upstream_to):
+async def test_one_endpoint_without_configured_models_serves_any_model(engine, upstream_to):
     """Its engine is not asked for models."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
+    upstream = upstream_to(engine.url)
 
-        assert upstream.endpoints == await upstream.endpoints_for("x")
-        assert not engine.reached.is_set()
+    assert upstream.endpoints == await upstream.endpoints_for("x")
+    assert not engine.reached.is_set()
 
 
 async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to, monkeypatch):
@@ -272,18 +263,17 @@ async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to, m
             assert list(await upstream.endpoints_for("a")) == [one]
 
 
-async def test_an_engines_type_and_version_are_detected(upstream_to):
+async def test_an_engines_type_and_version_are_detected(engine, upstream_to):
     """The type and version of an unreachable engine are unknown."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url, "http://127.0.0.1:9")
-        await upstream.detect_all()
-        reachable, unreachable = upstream.endpoints
+    upstream = upstream_to(engine.url, "http://127.0.0.1:9")
+    await upstream.detect_all()
+    reachable, unreachable = upstream.endpoints
 
-        assert (reachable.kind, reachable.version) == ("vllm", "0.32.0")
-        assert (unreachable.kind, unreachable.version) == ("auto", None)
-        assert [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints] == [True, False]
-        assert await upstream.ensure_detected(reachable) is None
-        assert "e1 is unreachable" in (await upstream.ensure_detected(unreachable)).message
+    assert (reachable.kind, reachable.version) == ("vllm", "0.32.0")
+    assert (unreachable.kind, unreachable.version) == ("auto", None)
+    assert [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints] == [True, False]
+    assert await upstream.ensure_detected(reachable) is None
+    assert "e1 is unreachable" in (await upstream.ensure_detected(unreachable)).message
 
 
 async def test_a_failed_probe_cancels_the_other_probes(upstream_to):
@@ -318,151 +308,143 @@ async def test_a_failed_probe_cancels_the_other_probes(upstream_to):
     assert "/version" in requested
 
 
-async def test_an_engine_that_returns_503_to_every_probe_is_detected_again(upstream_to):
+async def test_an_engine_that_returns_503_to_every_probe_is_detected_again(engine, upstream_to):
     """It is still loading its model."""
 
     async def loading(request, body):
         return web.json_response({"error": "loading"}, status=503)
 
-    async with fake_engine() as engine:
-        engine.fixed_responses, engine.respond = {}, loading
-        engine.unknown_status = 503
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        assert (endpoint.kind, endpoint.is_detected) == ("plain", False)
+    engine.fixed_responses, engine.respond = {}, loading
+    engine.unknown_status = 503
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    assert (endpoint.kind, endpoint.is_detected) == ("plain", False)
 
-        engine.fixed_responses = {"/version": {"version": "0.32.0"}}
-        await upstream.ensure_detected(endpoint)
-        assert (endpoint.kind, endpoint.is_detected) == ("vllm", True)
+    engine.fixed_responses = {"/version": {"version": "0.32.0"}}
+    await upstream.ensure_detected(endpoint)
+    assert (endpoint.kind, endpoint.is_detected) == ("vllm", True)
 
 
 @pytest.mark.parametrize("status", [404, 500, 502])
-async def test_a_server_is_plain_only_if_it_lists_its_models(upstream_to, status):
+async def test_a_server_is_plain_only_if_it_lists_its_models(engine, upstream_to, status):
     """A gateway responds so while its engine loads: it is detected again, later each time, and calls pass meanwhile."""
-    async with fake_engine() as engine:
-        engine.fixed_responses, engine.unknown_status = {}, status
-        engine.respond = partial(respond_with, status)
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        for _ in range(5):
-            assert await upstream.ensure_detected(endpoint) is None
-        assert (endpoint.kind, endpoint.is_detected, endpoint.detections) == ("plain", False, 2)
+    engine.fixed_responses, engine.unknown_status = {}, status
+    engine.respond = partial(respond_with, status)
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    for _ in range(5):
+        assert await upstream.ensure_detected(endpoint) is None
+    assert (endpoint.kind, endpoint.is_detected, endpoint.detections) == ("plain", False, 2)
 
-        engine.fixed_responses = {"/version": {"version": "0.32.0"}}
-        endpoint.detect_at = 0
-        await upstream.ensure_detected(endpoint)
-        assert (endpoint.kind, endpoint.is_detected, endpoint.detections) == ("vllm", True, 0)
+    engine.fixed_responses = {"/version": {"version": "0.32.0"}}
+    endpoint.detect_at = 0
+    await upstream.ensure_detected(endpoint)
+    assert (endpoint.kind, endpoint.is_detected, endpoint.detections) == ("vllm", True, 0)
 
 
 async def respond_with(status, request, body):
     return web.json_response({}, status=status)
 
 
-async def test_a_passed_health_check_detects_an_engine_that_is_not_known(upstream_to):
+async def test_a_passed_health_check_detects_an_engine_that_is_not_known(engine, upstream_to):
     """And an engine that recovers from an ejection is detected again."""
-    async with fake_engine() as engine:
-        engine.fixed_responses, engine.respond = {}, partial(respond_with, 502)
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        engine.fixed_responses = {"/health": {}, "/version": {"version": "0.32.0"}}
-        assert await upstream.health_checker.check(endpoint)
-        await upstream.ensure_detected(endpoint)
-        assert (endpoint.kind, endpoint.is_detected) == ("vllm", True)
+    engine.fixed_responses, engine.respond = {}, partial(respond_with, 502)
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    engine.fixed_responses = {"/health": {}, "/version": {"version": "0.32.0"}}
+    assert await upstream.health_checker.check(endpoint)
+    await upstream.ensure_detected(endpoint)
+    assert (endpoint.kind, endpoint.is_detected) == ("vllm", True)
 
-        for _ in range(3):
-            upstream.health_checker.failed(endpoint, "it died")
-        upstream.health_checker.answered(endpoint)
-        assert not endpoint.is_detected
+    for _ in range(3):
+        upstream.health_checker.failed(endpoint, "it died")
+    upstream.health_checker.answered(endpoint)
+    assert not endpoint.is_detected
 
 
-async def test_an_engine_keeps_its_type_while_a_gateway_returns_errors_for_it(upstream_to):
+async def test_an_engine_keeps_its_type_while_a_gateway_returns_errors_for_it(engine, upstream_to):
     """A gateway responds with 502 while a known engine restarts behind it."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        engine.fixed_responses, engine.unknown_status = {}, 502
-        engine.respond = partial(respond_with, 502)
-        endpoint.lose()
-        await upstream.ensure_detected(endpoint)
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    engine.fixed_responses, engine.unknown_status = {}, 502
+    engine.respond = partial(respond_with, 502)
+    endpoint.lose()
+    await upstream.ensure_detected(endpoint)
 
-        assert (endpoint.kind, endpoint.version, endpoint.is_detected) == ("vllm", "0.32.0", False)
+    assert (endpoint.kind, endpoint.version, endpoint.is_detected) == ("vllm", "0.32.0", False)
 
 
 @pytest.mark.parametrize("sign", ["server", "models", "ids"])
-async def test_an_engine_is_detected_again_if_its_responses_change(upstream_to, sign):
+async def test_an_engine_is_detected_again_if_its_responses_change(engine, upstream_to, sign):
     """Another server header, other models, or a step without ids; at most once a minute, and what is known is kept."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        endpoint.windows.put("m", 9)
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    endpoint.windows.put("m", 9)
 
-        async def change():
-            if sign == "server":
-                endpoint.server = "another"
-                with closing(await upstream.send(endpoint, "GET", "/health", headers=(), body=None)):
-                    pass
-            elif sign == "models":
-                endpoint.models.names = frozenset({"before"})
-                await upstream.list_models(endpoint)
-            else:
-                upstream.note_ids(endpoint, returned=False)
+    async def change():
+        if sign == "server":
+            endpoint.server = "another"
+            with closing(await upstream.send(endpoint, "GET", "/health", headers=(), body=None)):
+                pass
+        elif sign == "models":
+            endpoint.models.names = frozenset({"before"})
+            await upstream.list_models(endpoint)
+        else:
+            upstream.note_ids(endpoint, returned=False)
 
-        await change()
-        assert endpoint.is_detected
-        endpoint.detect_at = 0
-        engine.fixed_responses["/version"] = {"version": "0.33.0"}
-        await change()
-        assert endpoint.detection is not None
-        await upstream.ensure_detected(endpoint)
-        assert (endpoint.version, len(endpoint.windows)) == ("0.33.0", 0)
+    await change()
+    assert endpoint.is_detected
+    endpoint.detect_at = 0
+    engine.fixed_responses["/version"] = {"version": "0.33.0"}
+    await change()
+    assert endpoint.detection is not None
+    await upstream.ensure_detected(endpoint)
+    assert (endpoint.version, len(endpoint.windows)) == ("0.33.0", 0)
 
-        endpoint.windows.put("m", 9)
-        endpoint.detect_at = 0
-        await change()
-        await upstream.ensure_detected(endpoint)
-        assert (endpoint.is_detected, len(endpoint.windows)) == (True, 1)
+    endpoint.windows.put("m", 9)
+    endpoint.detect_at = 0
+    await change()
+    await upstream.ensure_detected(endpoint)
+    assert (endpoint.is_detected, len(endpoint.windows)) == (True, 1)
 
 
-async def test_an_engine_without_token_ids_is_logged_and_counted(upstream_to, registry, caplog):
+async def test_an_engine_without_token_ids_is_logged_and_counted(engine, upstream_to, registry, caplog):
     """As its type shows, and as its last step shows."""
-    async with fake_engine() as engine:
-        engine.fixed_responses = {"/v1/models": {"data": []}}
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        assert registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"}) == 0
-        assert "returns no token ids" in caplog.text
+    engine.fixed_responses = {"/v1/models": {"data": []}}
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    assert registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"}) == 0
+    assert "returns no token ids" in caplog.text
 
-        upstream.note_ids(endpoint, returned=True)
-        assert registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"}) == 1
+    upstream.note_ids(endpoint, returned=True)
+    assert registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"}) == 1
 
 
-async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_to):
+async def test_detecting_an_engine_again_resets_its_cached_properties(engine, upstream_to):
     """It may have been restarted with another model."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
-        await upstream.ensure_detected(endpoint)
-        endpoint.windows.put("m", 9)
-        endpoint.forces_usage.show("r1", what=True)
-        endpoint.lose()
-        await upstream.ensure_detected(endpoint)
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
+    await upstream.ensure_detected(endpoint)
+    endpoint.windows.put("m", 9)
+    endpoint.forces_usage.show("r1", what=True)
+    endpoint.lose()
+    await upstream.ensure_detected(endpoint)
 
-        assert (len(endpoint.windows), endpoint.forces_usage.for_rollout("r1")) == (0, None)
+    assert (len(endpoint.windows), endpoint.forces_usage.for_rollout("r1")) == (0, None)
 
 
-async def test_the_configured_engine_type_overrides_the_detected_one(upstream_to, caplog):
+async def test_the_configured_engine_type_overrides_the_detected_one(engine, upstream_to, caplog):
     """The difference is logged."""
-    async with fake_engine() as engine:
-        upstream = upstream_to(engine.url, kind="plain")
-        await upstream.detect_all()
+    upstream = upstream_to(engine.url, kind="plain")
+    await upstream.detect_all()
 
-        assert upstream.endpoints[0].kind == "plain"
-        assert "is configured as plain but was detected as vllm" in caplog.text
+    assert upstream.endpoints[0].kind == "plain"
+    assert "is configured as plain but was detected as vllm" in caplog.text
 
 
 async def test_vllms_sampling_defaults_are_requested(upstream_to):
@@ -481,44 +463,42 @@ async def test_vllms_sampling_defaults_are_requested(upstream_to):
         ]
 
 
-async def test_a_timeout_of_the_sampling_defaults_request_does_not_fail_detection(upstream_to, monkeypatch):
+async def test_a_timeout_of_the_sampling_defaults_request_does_not_fail_detection(engine, upstream_to, monkeypatch):
     monkeypatch.setattr("proxy.upstream.client._REQUEST_TIMEOUT_S", 0.01)
-    async with fake_engine() as engine:
-        response, never = engine.handle, asyncio.Event()
+    response, never = engine.handle, asyncio.Event()
 
-        async def silent(request):
-            if request.path.endswith("/render"):
-                await never.wait()
-            return await response(request)
+    async def silent(request):
+        if request.path.endswith("/render"):
+            await never.wait()
+        return await response(request)
 
-        engine.handle = silent
-        upstream = upstream_to(engine.url)
-        (endpoint,) = upstream.endpoints
+    engine.handle = silent
+    upstream = upstream_to(engine.url)
+    (endpoint,) = upstream.endpoints
 
-        assert await upstream.ensure_detected(endpoint) is None
-        assert (endpoint.kind, endpoint.is_detected, endpoint.sampling_defaults) == ("vllm", True, {})
+    assert await upstream.ensure_detected(endpoint) is None
+    assert (endpoint.kind, endpoint.is_detected, endpoint.sampling_defaults) == ("vllm", True, {})
 
 
 @pytest.mark.parametrize(
     ("version", "status", "size"),
     [("0.5.23", 400, 4096), ("0.5.23", 200, None), ("0.5.23", 404, None), ("0.5.22", 400, None)],
 )
-async def test_the_size_of_sglangs_vocabulary_is_read_from_its_error(upstream_to, version, status, size):
+async def test_the_size_of_sglangs_vocabulary_is_read_from_its_error(engine, upstream_to, version, status, size):
     """It is reported nowhere else. An older server is not asked."""
     error = {"error": {"message": "logit_bias must has keys in [0, 4095], got 2147483647."}}
 
     async def respond(request, body):
         return web.json_response(error if status == 400 else {}, status=status)
 
-    async with fake_engine() as engine:
-        engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": version}}
-        engine.respond = respond
-        upstream = upstream_to(engine.url)
-        await upstream.detect_all()
-        (endpoint,) = upstream.endpoints
+    engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": version}}
+    engine.respond = respond
+    upstream = upstream_to(engine.url)
+    await upstream.detect_all()
+    (endpoint,) = upstream.endpoints
 
-        assert (endpoint.kind, endpoint.traits.vocabulary_size) == ("sglang", size)
-        assert (version == "0.5.23") == any("sampling_params" in body for body in engine.requests)
+    assert (endpoint.kind, endpoint.traits.vocabulary_size) == ("sglang", size)
+    assert (version == "0.5.23") == any("sampling_params" in body for body in engine.requests)
 
 
 async def test_a_detection_that_an_engine_does_not_answer_ends(upstream_to, monkeypatch):
