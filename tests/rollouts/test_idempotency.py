@@ -22,6 +22,13 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 KEYED = {"Idempotency-Key": "k1"}
 
 
+@pytest.fixture
+async def served(engine, store):
+    """A proxy in front of the fake engine."""
+    async with proxying(engine.url, store) as served:
+        yield served
+
+
 async def post(http, served, *, body=BODY, headers=KEYED, path=CHAT):
     """Return status, headers and body of a response."""
     headers = {"Content-Type": "application/json", **headers}
@@ -54,12 +61,11 @@ async def metric(http, served, name: str) -> str:
         return next((line for line in (await response.text()).splitlines() if line.startswith(name)), "")
 
 
-async def test_a_repeated_call_is_replayed_from_the_store(store, engine, http):
+async def test_a_repeated_call_is_replayed_from_the_store(store, engine, http, served):
     """Status, step and JSON are equal; the response has X-Idempotent-Replayed, and the engine gets one request."""
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served:
-        first, second = await post(http, served), await post(http, served)
-        counted = await metric(http, served, "tokentape_idempotent_replays_total")
+    first, second = await post(http, served), await post(http, served)
+    counted = await metric(http, served, "tokentape_idempotent_replays_total")
 
     assert (first[0], second[0], len(engine.requests)) == (200, 200, 1)
     assert orjson.loads(first[2]) == orjson.loads(second[2])
@@ -69,11 +75,10 @@ async def test_a_repeated_call_is_replayed_from_the_store(store, engine, http):
     assert counted.endswith(" 1.0")
 
 
-async def test_a_repeated_stream_is_replayed_as_a_stream(store, engine, http):
+async def test_a_repeated_stream_is_replayed_as_a_stream(engine, http, served):
     engine.plays(STREAM)
     body = BODY | {"stream": True}
-    async with proxying(engine.url, store) as served:
-        first, second = await post(http, served, body=body), await post(http, served, body=body)
+    first, second = await post(http, served, body=body), await post(http, served, body=body)
 
     assert len(engine.requests) == 1
     assert "text/event-stream" in second[1]["Content-Type"]
@@ -90,15 +95,14 @@ async def test_another_replica_replays_the_stored_response(store, engine, http):
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_repeats_of_a_call_in_flight_wait_for_its_response(store, engine, http, cassette):
+async def test_repeats_of_a_call_in_flight_wait_for_its_response(store, engine, http, cassette, served):
     """The engine gets one request, and one step is stored."""
     proceed = respond_after_event(engine, cassette)
     body = BODY | {"stream": cassette.is_stream}
-    async with proxying(engine.url, store) as served:
-        calls = [asyncio.ensure_future(post(http, served, body=body)) for _ in range(5)]
-        await engine.reached.wait()
-        proceed.set()
-        responses = await asyncio.gather(*calls)
+    calls = [asyncio.ensure_future(post(http, served, body=body)) for _ in range(5)]
+    await engine.reached.wait()
+    proceed.set()
+    responses = await asyncio.gather(*calls)
 
     assert (len(engine.requests), {status for status, _, _ in responses}) == (1, {200})
     assert len({headers["X-Step-Id"] for _, headers, _ in responses}) == 1
@@ -123,17 +127,16 @@ async def test_a_repeat_does_not_wait_for_the_first_clients_connection(store, en
     assert (200, step.step_id, 1) == (second[0], second[1]["X-Step-Id"], len(engine.requests))
 
 
-async def test_a_key_with_another_body_is_422(store, engine, http):
+async def test_a_key_with_another_body_is_422(engine, http, served):
     """This holds while the first call is in flight and afterwards; nothing is sent."""
     proceed = respond_after_event(engine, WHOLE)
     other = BODY | {"temperature": 0.5}
-    async with proxying(engine.url, store) as served:
-        first = asyncio.ensure_future(post(http, served))
-        await engine.reached.wait()
-        during = await post(http, served, body=other)
-        proceed.set()
-        await first
-        after = await post(http, served, body=other)
+    first = asyncio.ensure_future(post(http, served))
+    await engine.reached.wait()
+    during = await post(http, served, body=other)
+    proceed.set()
+    await first
+    after = await post(http, served, body=other)
 
     for status, _, error in (during, after):
         payload = orjson.loads(error)["error"]
@@ -142,33 +145,30 @@ async def test_a_key_with_another_body_is_422(store, engine, http):
     assert len(engine.requests) == 1
 
 
-async def test_keys_are_scoped_to_their_rollout(store, engine, http):
+async def test_keys_are_scoped_to_their_rollout(engine, http, served):
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served:
-        first = await post(http, served)
-        second = await post(http, served, path=CHAT.replace("r1", "r2"))
+    first = await post(http, served)
+    second = await post(http, served, path=CHAT.replace("r1", "r2"))
 
     assert first[1]["X-Step-Id"] != second[1]["X-Step-Id"]
     assert len(engine.requests) == 2
 
 
-async def test_the_keys_of_a_deleted_rollout_are_unused(store, engine, http):
+async def test_the_keys_of_a_deleted_rollout_are_unused(store, engine, http, served):
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served:
-        first = await post(http, served)
-        await store.delete("r1")
-        second = await post(http, served)
+    first = await post(http, served)
+    await store.delete("r1")
+    second = await post(http, served)
 
     assert first[1]["X-Step-Id"] != second[1]["X-Step-Id"]
 
 
-async def test_a_repeat_of_a_failed_call_is_a_new_attempt(store, engine, http):
+async def test_a_repeat_of_a_failed_call_is_a_new_attempt(store, engine, http, served):
     """The second step names the first."""
     engine.plays(FAILED)
-    async with proxying(engine.url, store) as served:
-        failed = await post(http, served)
-        engine.plays(WHOLE)
-        repeated = await post(http, served)
+    failed = await post(http, served)
+    engine.plays(WHOLE)
+    repeated = await post(http, served)
 
     first, second = await stored_steps(store, "r1")
     assert (FAILED.status, 200) == (failed[0], repeated[0])
@@ -176,14 +176,13 @@ async def test_a_repeat_of_a_failed_call_is_a_new_attempt(store, engine, http):
     assert "attempt" not in first.extra
 
 
-async def test_repeats_that_waited_for_a_failed_call_make_one_new_attempt(store, engine, http):
+async def test_repeats_that_waited_for_a_failed_call_make_one_new_attempt(engine, http, served):
     proceed = respond_after_event(engine, FAILED)
-    async with proxying(engine.url, store) as served:
-        calls = [asyncio.ensure_future(post(http, served)) for _ in range(4)]
-        await engine.reached.wait()
-        engine.plays(WHOLE)
-        proceed.set()
-        responses = await asyncio.gather(*calls)
+    calls = [asyncio.ensure_future(post(http, served)) for _ in range(4)]
+    await engine.reached.wait()
+    engine.plays(WHOLE)
+    proceed.set()
+    responses = await asyncio.gather(*calls)
 
     assert [200, 200, 200, FAILED.status] == sorted(status for status, _, _ in responses)
     assert len(engine.requests) == 2
@@ -227,24 +226,22 @@ async def test_a_replayed_undelivered_response_is_delivered(store, engine, http)
     assert read_marks(await store.marks("r1")).undelivered == frozenset()
 
 
-async def test_a_finished_rollout_still_replays_stored_responses(store, engine, http):
+async def test_a_finished_rollout_still_replays_stored_responses(engine, http, served):
     """New calls are 409."""
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served:
-        await post(http, served)
-        async with http.post(served.url + "/rollouts/r1/finish", json={"status": "completed"}) as finished:
-            assert finished.status == 200
-        repeated, other = await post(http, served), await post(http, served, headers={"Idempotency-Key": "k2"})
+    await post(http, served)
+    async with http.post(served.url + "/rollouts/r1/finish", json={"status": "completed"}) as finished:
+        assert finished.status == 200
+    repeated, other = await post(http, served), await post(http, served, headers={"Idempotency-Key": "k2"})
 
     assert (repeated[0], other[0]) == (200, 409)
 
 
-async def test_x_stainless_retry_count_is_recorded_as_the_attempt(store, engine, http):
+async def test_x_stainless_retry_count_is_recorded_as_the_attempt(store, engine, http, served):
     """It is sent by clients without keys."""
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as served:
-        for count in ("0", "1", "-1", "x", "99999"):
-            await post(http, served, headers={"X-Stainless-Retry-Count": count})
+    for count in ("0", "1", "-1", "x", "99999"):
+        await post(http, served, headers={"X-Stainless-Retry-Count": count})
 
     steps = await stored_steps(store, "r1")
     assert [step.extra.get("attempt") for step in steps] == [None, 1, None, None, None]
@@ -263,10 +260,9 @@ async def test_a_keyed_call_is_503_before_anything_is_sent_if_its_key_cannot_be_
         await store.marks("r1")
 
 
-async def test_partial_responses_and_streams_of_generate_cannot_be_replayed(store, engine, http):
+async def test_partial_responses_and_streams_of_generate_cannot_be_replayed(store, engine, http, served):
     engine.plays(STREAM)
-    async with proxying(engine.url, store) as served:
-        await post(http, served, body=BODY | {"stream": True}, headers={})
+    await post(http, served, body=BODY | {"stream": True}, headers={})
 
     (step,) = await stored_steps(store, "r1")
     assert stored_answer_from(step) is not None

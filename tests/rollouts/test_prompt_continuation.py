@@ -26,6 +26,12 @@ def reads(monkeypatch):
     return found
 
 
+@pytest.fixture
+async def proxy(store):
+    async with served(store) as proxy:
+        yield proxy
+
+
 async def cached_bytes(proxy) -> int:
     """The memory of the cache, as its metric has it."""
     async with proxy.http.get(proxy.url + "/metrics") as response:
@@ -48,11 +54,10 @@ async def bytes_during(proxy, agent, continuation) -> int:
     return found[0]
 
 
-async def test_the_steps_of_this_process_are_continued_without_reading_the_store(store, reads):
+async def test_the_steps_of_this_process_are_continued_without_reading_the_store(reads, proxy):
     """The newest step is kept until the next call, and then added."""
-    async with served(store) as proxy:
-        await proxy.agent("r1").turns(4)
-        rows = await proxy.rows("r1")
+    await proxy.agent("r1").turns(4)
+    rows = await proxy.rows("r1")
 
     assert reads == []
     assert len(rows) == 1
@@ -102,15 +107,14 @@ async def test_many_steps_are_read_in_pages(store, reads, monkeypatch):
     assert reads == [0, 2, 4]
 
 
-async def test_a_rollout_that_continues_nothing_has_at_most_one_step_in_memory(store, reads):
+async def test_a_rollout_that_continues_nothing_has_at_most_one_step_in_memory(reads, proxy):
     """Its first step, until the second one is stored. A call that continues them later reads them from the store."""
-    async with served(store) as proxy:
-        agents, sizes = [proxy.agent("r1") for _ in range(3)], []
-        for agent in agents:
-            await agent.turn("word " * 100)
-            sizes.append(await cached_bytes(proxy))
-        await agents[1].turns(2)
-        found = continuations(await proxy.steps("r1"))
+    agents, sizes = [proxy.agent("r1") for _ in range(3)], []
+    for agent in agents:
+        await agent.turn("word " * 100)
+        sizes.append(await cached_bytes(proxy))
+    await agents[1].turns(2)
+    found = continuations(await proxy.steps("r1"))
 
     assert sizes[0] - 4 * 500 > sizes[1]
     assert abs(sizes[2] - sizes[1]) < 2000  # what finds drift remembers the ids of each reply
@@ -179,15 +183,14 @@ async def test_the_prompts_of_a_linear_rollout_are_counted_once(store, monkeypat
     assert longest < size < longest + 6 * 1000 + 12 * sampled + 3000
 
 
-async def test_long_steps_are_added_in_threads(store, monkeypatch):
+async def test_long_steps_are_added_in_threads(monkeypatch, proxy):
     """Calls that follow at once, concurrent ones and later ones find them."""
     monkeypatch.setattr(prompt_continuation, "LONG_IDS", 10)
-    async with served(store) as proxy:
-        agent = proxy.agent("r1")
-        await agent.turns(3)
-        branches = [agent.branch() for _ in range(6)]
-        await asyncio.gather(*(branch.turns(3) for branch in branches))
-        found = continuations(await proxy.steps("r1"))
+    agent = proxy.agent("r1")
+    await agent.turns(3)
+    branches = [agent.branch() for _ in range(6)]
+    await asyncio.gather(*(branch.turns(3) for branch in branches))
+    found = continuations(await proxy.steps("r1"))
 
     assert found == [None, *["sent"] * 20]
 
@@ -207,18 +210,17 @@ def slow_thread(monkeypatch):
     return adding, proceed
 
 
-async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, slow_thread):
+async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(reads, slow_thread, proxy):
     """It is not read from the store."""
     adding, proceed = slow_thread
-    async with served(store) as proxy:
-        first, second = proxy.agent("r1"), proxy.agent("r1")
-        await first.turn("One?")
-        continued = asyncio.create_task(first.turn())
-        await asyncio.to_thread(adding.wait, 20)
-        await second.turn("Two?")
-        proceed.set()
-        await asyncio.gather(continued, second.turn())
-        found = continuations(await proxy.steps("r1"))
+    first, second = proxy.agent("r1"), proxy.agent("r1")
+    await first.turn("One?")
+    continued = asyncio.create_task(first.turn())
+    await asyncio.to_thread(adding.wait, 20)
+    await second.turn("Two?")
+    proceed.set()
+    await asyncio.gather(continued, second.turn())
+    found = continuations(await proxy.steps("r1"))
 
     assert found == [None, None, "sent", "sent"]
     assert reads == []
@@ -299,34 +301,32 @@ async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, re
     assert counts["refused:timeout"] == 1
 
 
-async def test_a_rollout_that_was_created_again_has_no_earlier_turns(store):
+async def test_a_rollout_that_was_created_again_has_no_earlier_turns(proxy):
     """Its first call continues nothing of the deleted rollout."""
-    async with served(store) as proxy:
-        agent = proxy.agent("r1")
-        await agent.turns(2)
-        assert (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0] == 204
-        await agent.turn()
-        await agent.turn()
-        found = continuations(await proxy.steps("r1"))
+    agent = proxy.agent("r1")
+    await agent.turns(2)
+    assert (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0] == 204
+    await agent.turn()
+    await agent.turn()
+    found = continuations(await proxy.steps("r1"))
 
     assert found == [None, "sent"]
 
 
-async def test_a_rollout_that_is_deleted_during_a_rendering_fails_no_call(store):
+async def test_a_rollout_that_is_deleted_during_a_rendering_fails_no_call(proxy):
     """The response arrives; its step is discarded with the rollout."""
-    async with served(store) as proxy:
-        agent, deleted = proxy.agent("r1"), asyncio.Event()
-        await agent.turn()
+    agent, deleted = proxy.agent("r1"), asyncio.Event()
+    await agent.turn()
 
-        async def delete(body):
-            assert (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0] == 204
-            deleted.set()
+    async def delete(body):
+        assert (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0] == 204
+        deleted.set()
 
-        proxy.engine.faults[TOKENIZE] = delete
-        await agent.turn()
-        proxy.engine.faults.clear()
-        await agent.turn()
-        found = continuations(await proxy.steps("r1"))
+    proxy.engine.faults[TOKENIZE] = delete
+    await agent.turn()
+    proxy.engine.faults.clear()
+    await agent.turn()
+    found = continuations(await proxy.steps("r1"))
 
     assert deleted.is_set()
     assert found == [None]
@@ -357,34 +357,33 @@ async def test_steps_in_the_journal_are_continued_once_they_are_stored(store, tm
     assert len(rows) == 2
 
 
-async def test_an_aborted_client_leaves_no_task(store):
+async def test_an_aborted_client_leaves_no_task(proxy):
     """The engine's request is closed with the client's."""
-    async with served(store) as proxy:
-        agent = proxy.agent("r1")
-        await agent.turn()
-        before, reached = asyncio.all_tasks(), asyncio.Event()
-        aborted = asyncio.Event()
+    agent = proxy.agent("r1")
+    await agent.turn()
+    before, reached = asyncio.all_tasks(), asyncio.Event()
+    aborted = asyncio.Event()
 
-        async def hang(body):
-            reached.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                aborted.set()
+    async def hang(body):
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            aborted.set()
 
-        proxy.engine.faults[TOKENIZE] = hang
-        call = asyncio.create_task(agent.turn())
-        await asyncio.wait_for(reached.wait(), 50)
-        call.cancel()
-        await asyncio.wait([call])
-        await asyncio.wait_for(aborted.wait(), 50)
-        async with asyncio.timeout(50):
-            while asyncio.all_tasks() - before:
-                await asyncio.sleep(0.01)
-        proxy.engine.faults.clear()
-        agent.messages.pop()
-        await agent.turn()
-        found = continuations(await proxy.steps("r1"))
+    proxy.engine.faults[TOKENIZE] = hang
+    call = asyncio.create_task(agent.turn())
+    await asyncio.wait_for(reached.wait(), 50)
+    call.cancel()
+    await asyncio.wait([call])
+    await asyncio.wait_for(aborted.wait(), 50)
+    async with asyncio.timeout(50):
+        while asyncio.all_tasks() - before:
+            await asyncio.sleep(0.01)
+    proxy.engine.faults.clear()
+    agent.messages.pop()
+    await agent.turn()
+    found = continuations(await proxy.steps("r1"))
 
     assert found == [None, "sent"]
 

@@ -39,6 +39,13 @@ def counting_by(rule, engine, requests):
     engine.respond = respond
 
 
+@pytest.fixture
+async def served(engine, store):
+    """A proxy in front of the fake engine."""
+    async with proxying(engine.url, store) as served:
+        yield served
+
+
 async def post(http, url, body):
     async with http.post(f"{url}/rollouts/r1/v1/messages", json=body) as response:
         await response.read()
@@ -47,12 +54,11 @@ async def post(http, url, body):
 @pytest.mark.parametrize(
     ("rule", "systems"), [(merging, [{"role": "system", "content": "ST"}]), (in_place, SYSTEMS), (None, SYSTEMS)]
 )
-async def test_system_messages_are_placed_as_the_engine_places_them(store, engine, http, rule, systems):
+async def test_system_messages_are_placed_as_the_engine_places_them(engine, http, rule, systems, served):
     """Merged at the beginning for an engine that does so; in place for others and for those that cannot count."""
     requests = []
     counting_by(rule, engine, requests)
-    async with proxying(engine.url, store) as served:
-        await post(http, served.url, BODY)
+    await post(http, served.url, BODY)
 
     (chat,) = [body for path, body in requests if path == "/v1/chat/completions"]
     assert systems == [message for message in chat["messages"] if message["role"] == "system"]
@@ -73,27 +79,25 @@ async def test_the_placement_is_requested_once_with_the_engines_model_name(store
     assert models == ["tiny", "tiny"]
 
 
-async def test_an_engine_that_cannot_count_gets_one_request_per_model(store, engine, http):
+async def test_an_engine_that_cannot_count_gets_one_request_per_model(engine, http, served):
     requests = []
     counting_by(None, engine, requests)
-    async with proxying(engine.url, store) as served:
-        await post(http, served.url, BODY)
-        await post(http, served.url, BODY | {"temperature": 0})
-        await post(http, served.url, BODY | {"model": "claude-y"})
+    await post(http, served.url, BODY)
+    await post(http, served.url, BODY | {"temperature": 0})
+    await post(http, served.url, BODY | {"model": "claude-y"})
 
     assert [body["model"] for path, body in requests if path == "/v1/messages/count_tokens"] == ["claude-x", "claude-y"]
 
 
-async def test_concurrent_calls_share_one_count_request(store, engine, http):
+async def test_concurrent_calls_share_one_count_request(engine, http, served):
     requests = []
     counting_by(merging, engine, requests)
-    async with proxying(engine.url, store) as served:
-        await asyncio.gather(*(post(http, served.url, BODY | {"temperature": n / 10}) for n in range(9)))
+    await asyncio.gather(*(post(http, served.url, BODY | {"temperature": n / 10}) for n in range(9)))
 
     assert [path for path, _ in requests].count("/v1/messages/count_tokens") == 2
 
 
-async def test_a_count_request_that_times_out_does_not_delay_the_call_further(store, engine, http, monkeypatch):
+async def test_a_count_request_that_times_out_does_not_delay_the_call_further(engine, http, monkeypatch, served):
     """The call is sent with its system messages in place."""
     monkeypatch.setattr("proxy.upstream.context_window._COUNT_TIMEOUT_S", 0.01)
     requests, never = [], asyncio.Event()
@@ -106,8 +110,7 @@ async def test_a_count_request_that_times_out_does_not_delay_the_call_further(st
         return await counting(request, body)
 
     engine.respond = silent
-    async with proxying(engine.url, store) as served:
-        await post(http, served.url, BODY)
+    await post(http, served.url, BODY)
 
     ((path, chat),) = requests
     assert (
@@ -116,13 +119,12 @@ async def test_a_count_request_that_times_out_does_not_delay_the_call_further(st
     ) == ("/v1/chat/completions", SYSTEMS)
 
 
-async def test_count_tokens_counts_the_messages_that_a_call_would_send(store, engine, http):
+async def test_count_tokens_counts_the_messages_that_a_call_would_send(engine, http, served):
     requests = []
     counting_by(merging, engine, requests)
-    async with proxying(engine.url, store) as served:
-        body = {name: BODY[name] for name in ("model", "system", "messages")}
-        async with http.post(f"{served.url}/v1/messages/count_tokens", json=body) as response:
-            await response.read()
+    body = {name: BODY[name] for name in ("model", "system", "messages")}
+    async with http.post(f"{served.url}/v1/messages/count_tokens", json=body) as response:
+        await response.read()
 
     (tokenized,) = [body for path, body in requests if path == "/tokenize"]
     assert [message["role"] for message in tokenized["messages"]] == ["system", "user", "assistant", "user"]
