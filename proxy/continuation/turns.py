@@ -252,11 +252,14 @@ def _known_names(message: Message, known: Collection[str]) -> frozenset[str]:
 
     If the engine gave a call no ID, the dialect made one: a prefix, the step ID and the index of the call.
     """
-    names = [
-        name for name in (*(call.get("id") for call in calls_of(message)), message.get("id")) if isinstance(name, str)
-    ]
-    both = (name if name in known else name.partition("_")[2] for name in names)
-    return frozenset(name for name in both if name in known)
+    found = set()
+    for sent in (*calls_of(message), message):
+        name = sent.get("id")
+        if isinstance(name, str):
+            own = name if name in known else name.partition("_")[2]
+            if own in known:
+                found.add(own)
+    return frozenset(found)
 
 
 def _key(message: Message, text: str) -> bytes:
@@ -341,10 +344,8 @@ class Turns:
             turn = _turn(step, body, index, place, choice, answer, prompts, parent, rendering)
             if turn is None:
                 continue
-            turn.options, turn.names = (
-                options,
-                names.get(choice.index, _NO_NAMES),
-            )  # once for all choices: tools may be long
+            turn.names = names.get(choice.index, _NO_NAMES)
+            turn.options = options  # once for all choices: tools may be long
             if text is None:
                 self.conversations.add(turn, before)
             else:
@@ -358,7 +359,8 @@ class Turns:
             self._hold(turn.prompt)
             if turn.is_closed and turn.ids:
                 self.stops.add((turn.kind, turn.model, turn.ids[-1]))
-        self._share(step, parent)
+        if parent is not None:
+            self._share(step, parent)
 
     def sampled_call(self, call_id: str) -> Message | None:
         """Return the name and the arguments of a tool call as sampled; None for an unknown id.
@@ -395,17 +397,17 @@ class Turns:
         rendered = int(facts["rendered"]), str(facts["rendered_digest"]), int(facts["rendered_last"])
         return before, before, Rendering(*rendered)
 
-    def _share(self, step: Step, parent: Turn | None) -> None:
+    def _share(self, step: Step, parent: Turn) -> None:
         """Let the turns before a step use the array of its prompt, which begins with their ids."""
         own = next((turn for choice in step.choices if (turn := self.named.get((step.step_id, choice.index)))), None)
         if own is None or not step.exact:
             return
-        turn = parent
-        while turn is not None and turn.prompt is not own.prompt:
+        before: Turn | None = parent
+        while before is not None and before.prompt is not own.prompt:
             self._hold(own.prompt)
-            self._release(turn.prompt)
-            turn.prompt = own.prompt
-            turn = turn.parent
+            self._release(before.prompt)
+            before.prompt = own.prompt
+            before = before.parent
 
     def _hold(self, prompt: Ids) -> None:
         users = self._users.get(id(prompt), 0)
