@@ -30,13 +30,15 @@ def api_page(page: str) -> str:
     """Return docs/http-api.md with its lists of routes."""
     described = describe()
     paths, schemas = described["paths"], described["components"]["schemas"]
-    exports = {option["name"] for option in paths["/export"]["get"]["parameters"]}
+    options = {"GET /export": {option["name"] for option in paths["/export"]["get"]["parameters"]}}
+    options["POST /groups"] = set(_body(paths["/groups"]["post"], schemas)["properties"])
     routes: dict[str, dict[str, list[str]]] = {section: {} for section in _SECTIONS}  # the names by their text
     for path, methods in paths.items():
         if not _is_described_elsewhere(path, paths):
             section = next(name for name, start in _SECTIONS.items() if re.match(start, path))
             for method, route in methods.items():
-                text = " ".join(_parts(path == "/export", route, schemas, exports))
+                others = {name: names for name, names in options.items() if name != f"{method.upper()} {path}"}
+                text = " ".join(_parts(route, schemas, others))
                 call, name = _CALL.fullmatch(text), f"`{method.upper()} {path}`"
                 if call:
                     text, name = "Make a recorded call in the dialect.", f"{name} ({call[1]})"
@@ -59,29 +61,34 @@ def _is_described_elsewhere(path: str, paths: dict[str, Any]) -> bool:
     return any(path.startswith(f"{prefix}/{start}") for prefix in _PREFIXES for start in _MODEL_API)
 
 
-def _parts(is_export: bool, route: dict[str, Any], schemas: dict[str, Any], exports: set[str]) -> Iterator[str]:  # noqa: FBT001 - private
+def _body(route: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    return schemas[_name(route["requestBody"]["content"]["application/json"]["schema"])]
+
+
+def _parts(route: dict[str, Any], schemas: dict[str, Any], others: dict[str, set[str]]) -> Iterator[str]:
     """Yield the summary of a route, its query and its body."""
     yield route["summary"]
     query = {option["name"]: option["schema"] for option in route["parameters"] if option["in"] == "query"}
     if query:
-        yield f"Query: {_fields(query, (), schemas, set() if is_export else exports)}."
+        yield f"Query: {_fields(query, (), schemas, others)}."
     if "requestBody" in route:
-        schema = schemas[_name(route["requestBody"]["content"]["application/json"]["schema"])]
+        schema = _body(route, schemas)
         if properties := schema.get("properties"):
-            yield f"Body: {_fields(properties, schema.get('required', ()), schemas, exports)}."
+            yield f"Body: {_fields(properties, schema.get('required', ()), schemas, others)}."
 
 
-def _fields(fields: dict[str, Any], required: Any, schemas: dict[str, Any], exports: set[str]) -> str:
-    """Return fields with types and defaults; the options of exports in one word, if there are many."""
-    shared = exports & fields.keys() if len(exports & fields.keys()) > 8 else set()
+def _fields(fields: dict[str, Any], required: Any, schemas: dict[str, Any], others: dict[str, set[str]]) -> str:
+    """Return fields with types and defaults; the options of another route in one word, if there are many."""
+    found = [(name, names) for name, names in others.items() if len(names & fields.keys()) > 7]
+    shared = {field for _, names in found for field in names & fields.keys()}
     texts = [
         f"{f'**`{name}`**' if name in required else f'`{name}`'}{_of(name, schema, schemas)}{_default(schema)}"
         for name, schema in fields.items()
         if name not in shared
     ]
-    if shared:
-        others = ", ".join(f"`{name}`" for name in sorted(exports - shared))
-        texts.insert(0, f"the options of `GET /export` (not {others})")
+    for name, names in found:
+        missing = ", ".join(f"`{field}`" for field in sorted(names - shared))
+        texts.insert(0, f"the options of `{name}` (not {missing})")
     return ", ".join(texts)
 
 
@@ -105,7 +112,7 @@ def _kind(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     """Return a schema in a few words after a space; nothing for texts."""
     if "$ref" in schema:
         name = _name(schema)
-        return f" ({_DESCRIBED.get(name) or _fields(schemas[name]['properties'], (), schemas, set())})"
+        return f" ({_DESCRIBED.get(name) or _fields(schemas[name]['properties'], (), schemas, {})})"
     if "anyOf" in schema:
         kinds = dict.fromkeys(_kind(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
         return " or".join(kind or " text" for kind in kinds) if len(kinds) > 1 else "".join(kinds)
