@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from proxy.errors import ProxyError
@@ -27,7 +28,9 @@ async def in_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        await asyncio.wait([working])
+        while not working.done():  # it may be cancelled again
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
         raise
 
 

@@ -25,8 +25,9 @@ async def test_small_work_runs_on_the_event_loop_and_large_work_in_a_thread():
     assert (await off_loop(3, 3, runs_here), await off_loop(4, 3, runs_here)) == (True, False)
 
 
-async def test_a_cancelled_caller_waits_for_the_thread():
-    """Which may still use the body of the call."""
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_cancelled_caller_waits_for_the_thread(times):
+    """Which may still use the body of the call; also if it is cancelled again meanwhile."""
     started, may_end, ended = asyncio.Event(), threading.Event(), []
     loop = asyncio.get_running_loop()
 
@@ -37,7 +38,9 @@ async def test_a_cancelled_caller_waits_for_the_thread():
 
     working = asyncio.create_task(off_loop(1, 0, work))
     await started.wait()
-    working.cancel()
+    for _ in range(times):
+        working.cancel()
+        await asyncio.sleep(0)
     loop.call_later(0, may_end.set)
     with pytest.raises(asyncio.CancelledError):
         await working

@@ -102,10 +102,9 @@ async def _outcome(call: Call, client: ClientStream) -> Outcome:
         if call.sent is not None:  # else it was queued: nothing was sent to an engine
             await _record_cut(call)
         raise
-    except ProxyError:
-        raise
     except Exception as error:
-        if call.sent is None:
+        has_response = call.exchange is not None or call.resumed > 0
+        if call.sent is None or (isinstance(error, ProxyError) and not has_response):
             raise
         return await _failed(call, client, error)
     finally:

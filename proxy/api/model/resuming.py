@@ -212,7 +212,8 @@ async def _judge(call: Call, cut: _Cut, fault: EngineError | None) -> None:
     limits, step = call.context.settings, cut.step
     if cut.reason is not None:
         return
-    if call.resumed >= limits.agents.max_resumes or call.losses > limits.engines.max_attempts:
+    is_last = call.resumed >= limits.agents.max_resumes or call.losses > limits.engines.max_attempts
+    if is_last and call.sent is not None:  # else it was queued
         cut.reason = "max_resumes"
     elif not cut.tokens:
         cut.reason = None  # nothing was sampled: it starts again, and loses nothing

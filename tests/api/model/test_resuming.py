@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 from itertools import count, pairwise
 
 import orjson
@@ -22,10 +23,12 @@ from tests.support.cut_calls import (
 )
 from tests.support.fakes import listening, proxying
 from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine, tokens_of
-from tests.support.stored import stored_steps
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.api.in_flight import InFlightBytes
 from proxy.api.model import relay, telling
+from proxy.api.model import resuming as resuming_calls
+from proxy.errors import Conflict
 from proxy.protocols.response import StreamResponse
 
 
@@ -609,3 +612,76 @@ async def test_a_pause_does_not_wait_for_a_call_whose_text_is_requested_again(st
 
     assert (paused["drained"], paused["in_flight"]) == (True, 0)
     assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])
+
+
+async def test_a_stream_that_is_cut_when_no_endpoint_serves_its_model_any_more_has_a_step(store, http):
+    """The endpoints were replaced before: it ends with what was sampled, which is recorded."""
+    engine = ScriptedEngine()
+    engine.ends = [(12, "held")]
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(engine.handle) as url:
+        endpoint = {"url": url, "name": "fake", "models": ["m"]}
+        keys, headers = {"api_keys": ["control-key"]}, {"Authorization": "Bearer control-key"}
+        async with proxying(
+            None, store, engines={"endpoints": [endpoint]}, control=keys, agents={"max_resumes": 9}
+        ) as served:
+            answering = asyncio.create_task(answer_of(http, served, body))
+            await engine.held.wait()
+            others = {"endpoints": [endpoint | {"models": ["another"]}]}
+            async with http.put(f"{served.url}/engines", json=others, headers=headers) as response:
+                assert response.status == 200
+            pause = f"{served.url}/policy/pause?drain_s=20"
+            async with http.post(pause, json={"in_flight": "resume"}, headers=headers) as response:
+                assert response.status == 200
+            with suppress(ClientPayloadError):
+                await answering
+            engine.released.set()
+            (step,) = await wait_for_steps(store, "r1")
+
+    assert ("partial", [*REPLY[:12].encode()]) == (step.status, [*step.choices[0].ids])
+
+
+async def test_a_queued_call_is_sent_after_a_pause_although_calls_are_not_resumed(store, http):
+    """With `agents.max_resumes` 0 as well: nothing of it was sampled."""
+    engine = ScriptedEngine()
+    engine.ends = [(5, "held")]
+    endpoints = [{"url": "", "name": "fake", "max_in_flight": 1}]
+    async with listening(engine.handle) as url:
+        endpoints[0]["url"] = url
+        async with proxying(None, store, engines={"endpoints": endpoints}, agents={"max_resumes": 0}) as served:
+            body = {"model": "m", "messages": MESSAGES, "stream": True}
+            first = asyncio.create_task(answer_of(http, served, body, "r1"))
+            await engine.held.wait()
+            second = asyncio.create_task(answer_of(http, served, body, "r2"))
+            while 'queued_calls{engine="fake"} 1.0' not in await metrics_of(http, served):
+                await asyncio.sleep(0.01)
+            pausing = asyncio.create_task(
+                http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"})
+            )
+            while 'queued_calls{engine="fake"} 0.0' not in await metrics_of(http, served):
+                await asyncio.sleep(0.01)
+            engine.released.set()
+            (await pausing).release()
+            async with http.post(f"{served.url}/policy/resume") as response:
+                assert response.status == 200
+            replies = [await first, await second]
+
+    assert [read(raw, is_stream=True)[:2] for _, raw in replies] == [(REPLY, ["stop"])] * 2
+
+
+async def test_an_unexpected_error_while_a_cut_call_waits_leaves_its_step(store, http, monkeypatch):
+    """Also an error that has a response of its own."""
+    engine = ScriptedEngine()
+    engine.ends = [(12, "abort")]
+
+    async def refuses(*_):
+        raise Conflict("unexpected")
+
+    monkeypatch.setattr(resuming_calls, "text_of", refuses)
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        with suppress(ClientPayloadError):
+            await answer_of(http, served, body)
+        (step,) = await wait_for_steps(store, "r1")
+
+    assert ("partial", [*REPLY[:12].encode()]) == (step.status, [*step.choices[0].ids])
