@@ -391,9 +391,7 @@ class Admission:
 
     async def _lease(self, rollout: Rollout, step_id: str, lease_ms: int) -> None:
         with suppress(StorageError):  # the lease expires
-            await self._store.reservations.extend(
-                rollout.rollout_id, rollout.incarnation, Reservation(step_id, lease_ms)
-            )
+            await self._store.extend(rollout.rollout_id, rollout.incarnation, Reservation(step_id, lease_ms))
 
 
 def check_limits(rollout: Rollout) -> None:

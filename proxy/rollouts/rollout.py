@@ -27,7 +27,7 @@ from proxy.protocols.sampling import NO_RULES, Sampling
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import KnownBlocks
-from proxy.trajectory.endings import Endings
+from proxy.trajectory.drift import Endings
 from proxy.trajectory.step import DEFAULT_POLICY, Step
 from proxy.trajectory.tape import Tape
 from storage.types import LATE_MARK, Announcement, Origin, StoredEntity

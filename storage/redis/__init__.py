@@ -1,6 +1,6 @@
 """The store on a Redis or Valkey server or cluster.
 
-    store          rollouts, with their announcements, reservations and cache
+    store          rollouts, with their announcements and cache
     listing        the names of rollouts, newest first, and by the values of fields
     timers         the timers of rollouts
     queue          the queues of groups

@@ -61,7 +61,7 @@ from binascii import crc32, crc_hqx
 from functools import cached_property, lru_cache
 from itertools import product
 from string import ascii_lowercase, digits
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import quote, unquote
 
 from storage.options import MAX_BUCKETS
@@ -80,21 +80,24 @@ _SLOTS: Final = 16_384
 _TAG_CHARACTERS: Final = digits + ascii_lowercase
 
 
-class Bucket(NamedTuple):
+class Bucket:
     """The keys of a bucket."""
 
-    prefix: str
-    listing: bytes
-    expiry: bytes
-    indexes: bytes
-    repair: bytes
-    announcements: bytes
-    heartbeats: bytes  # of processes of 0.1.0
-    timers: bytes
-    turn: bytes
-    deleted: bytes
-    probe: bytes
-    cache: tuple[bytes, bytes, bytes]  # the cached values, their expiry times, their size
+    def __init__(self, prefix: str) -> None:
+        start = prefix.encode()
+        self.prefix = prefix
+        self.listing = start + b"listing"
+        self.expiry = start + b"expiry"
+        self.indexes = start + b"index"
+        self.repair = start + b"repair"
+        self.announcements = start + b"notices"
+        self.heartbeats = start + b"beats"  # of processes of 0.1.0
+        self.timers = start + b"timers"
+        self.turn = start + b"turn"
+        self.deleted = start + b"deleted"
+        self.probe = start + b"probe"
+        # the cached values, their expiry times, their size
+        self.cache = (start + b"cache", start + b"cache-expiry", start + b"cache-bytes")
 
     def queue(self, name: str = DEFAULT_QUEUE) -> bytes:
         """Return the key of a queue, in the namespace of groups."""
@@ -122,22 +125,23 @@ class Bucket(NamedTuple):
         return f"{self.prefix}role:{name}".encode()
 
 
-class RolloutKeys(NamedTuple):
+class RolloutKeys:
     """The keys of a rollout and of its bucket. `all`: the seven keys of the rollout in the order in which scripts get them."""
 
-    encoded: bytes
-    rollout: bytes
-    records: bytes
-    positions: bytes
-    blocks: bytes
-    marks: bytes
-    listing: bytes
-    expiry: bytes
-    indexes: bytes
-    announcements: bytes
-    deleted: bytes
-    timers: bytes
-    all: tuple[bytes, ...]
+    def __init__(self, encoded: str, bucket: Bucket) -> None:
+        own = [
+            f"{bucket.prefix}{part}:{encoded}".encode()
+            for part in ("rollout", "records", "positions", "blocks", "marks")
+        ]
+        self.encoded = encoded.encode()
+        self.rollout, self.records, self.positions, self.blocks, self.marks = own
+        self.listing = bucket.listing
+        self.expiry = bucket.expiry
+        self.indexes = bucket.indexes
+        self.announcements = bucket.announcements
+        self.deleted = bucket.deleted
+        self.timers = bucket.timers
+        self.all = (*own, self.listing, self.expiry)
 
 
 class Layout:
@@ -145,8 +149,8 @@ class Layout:
 
     def __init__(self, prefix: str, buckets: int = DEFAULT_BUCKETS) -> None:
         self.prefix = prefix
-        self.buckets = tuple(_bucket(f"{prefix}:{{{tag}}}:") for tag in bucket_tags(buckets))
-        self.rollout = lru_cache(maxsize=4096)(self._rollout)  # the keys of the rollout with this name
+        self.buckets = tuple(Bucket(f"{prefix}:{{{tag}}}:") for tag in bucket_tags(buckets))
+        self.rollout = lru_cache(maxsize=4096)(self._rollout)
 
     def __repr__(self) -> str:
         return f"<Layout {self.prefix}, {len(self.buckets)} buckets>"
@@ -171,6 +175,10 @@ class Layout:
         """Return the bucket of a name; the same one in each namespace."""
         return self.buckets[crc32(_encoded(name).encode()) % len(self.buckets)]
 
+    def _rollout(self, name: str) -> RolloutKeys:
+        """Return the keys of the rollout with this name."""
+        return RolloutKeys(_encoded(name), self.bucket(name))
+
     def in_bucket_of(self, other: str, name: str) -> str:
         """Return `name`, with its last three characters replaced if necessary, so that it is in the bucket of `other`."""
         wanted = self.bucket(other)
@@ -179,46 +187,6 @@ class Layout:
         head = crc32(_encoded(name[:-3]).encode())  # each tail needs three more steps only
         tails = (tail for tail in _tails() if self.buckets[crc32(tail, head) % len(self.buckets)] is wanted)
         return name[:-3] + next(tails).decode()
-
-    def _rollout(self, name: str) -> RolloutKeys:
-        encoded, bucket = _encoded(name), self.bucket(name)
-        rollout, records, positions, blocks, marks = own = tuple(
-            f"{bucket.prefix}{part}:{encoded}".encode()
-            for part in ("rollout", "records", "positions", "blocks", "marks")
-        )
-        return RolloutKeys(
-            encoded=encoded.encode(),
-            rollout=rollout,
-            records=records,
-            positions=positions,
-            blocks=blocks,
-            marks=marks,
-            listing=bucket.listing,
-            expiry=bucket.expiry,
-            indexes=bucket.indexes,
-            announcements=bucket.announcements,
-            deleted=bucket.deleted,
-            timers=bucket.timers,
-            all=(*own, bucket.listing, bucket.expiry),
-        )
-
-
-def _bucket(prefix: str) -> Bucket:
-    start = prefix.encode()
-    return Bucket(
-        prefix,
-        listing=start + b"listing",
-        expiry=start + b"expiry",
-        indexes=start + b"index",
-        repair=start + b"repair",
-        announcements=start + b"notices",
-        heartbeats=start + b"beats",
-        timers=start + b"timers",
-        turn=start + b"turn",
-        deleted=start + b"deleted",
-        probe=start + b"probe",
-        cache=(start + b"cache", start + b"cache-expiry", start + b"cache-bytes"),
-    )
 
 
 @lru_cache

@@ -119,28 +119,6 @@ class Announcements:
         return bool(await self._run_fast(scripts.LEAD, [self._bucket.role(role)], (process, lifetime_ms)))
 
 
-class Reservations:
-    """Reservations for records of rollouts that have a limit on records (a field `places` with a number).
-
-    `Store.open` makes a reservation, `Store.append` of the record with its name uses it up, and it ends with its lease.
-    """
-
-    def __init__(self, run: RunScript, layout: Layout) -> None:
-        self._run = run
-        self._layout = layout
-
-    def __repr__(self) -> str:
-        return f"<Reservations under {self._layout.prefix}>"
-
-    async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
-        """Set the lease to end this long from now; 0 releases the reservation.
-
-        Does nothing if the rollout has another incarnation now.
-        """
-        keys = self._layout.rollout(rollout)
-        await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))
-
-
 class Cache:
     """Values that any process of the store may have written. They do not wait for durability, and may be gone at any time."""
 
@@ -198,7 +176,6 @@ class Store:
         self._scripts = {script: script.indexing(options.indexed) for script in scripts.WITH_INDEX}
         self.listing = Listing(servers, partial(self._run_each, shared=False), self._scripts, layout, options.indexed)
         self.announcements = Announcements(servers, run_durable, run_each_durable, layout, run_fast=self._run)
-        self.reservations = Reservations(self._run, layout)
         self.changes = Changes(servers, layout)
         self.timers = Timers(self._run, self._run_each, layout)
         self.cache = Cache(partial(self._run, shared=False), layout)
@@ -225,7 +202,8 @@ class Store:
         lost.
 
         A rollout that is created gets a timer at `timer_ms`, in the same transaction.
-        A reservation is made if one is requested and the rollout has fewer records and reservations than its limit.
+        A reservation for a record is made if one is requested and the rollout has fewer records and reservations than its limit
+        (a field `places` with a number).
         """
         incarnation = token_hex(8)
         keys = self.layout.rollout(rollout)
@@ -387,6 +365,14 @@ class Store:
             raise _deleted(entry.rollout)
         position, is_late, is_restored, is_new = reply
         return Appended(position, bool(is_late), bool(is_restored), bool(is_new))
+
+    async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
+        """Set the lease of a reservation to end this long from now; 0 releases it. Not durable.
+
+        `append` of the record with its name uses it up. Does nothing if the rollout has another incarnation now.
+        """
+        keys = self.layout.rollout(rollout)
+        await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))
 
     async def mark(self, rollout: str, incarnation: str, marks: Mapping[str, bytes], *, now_ms: int) -> None:
         """Set marks: small values that become known after a record was stored (a reward, a disconnected client).

@@ -123,7 +123,7 @@ async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, st
 async def test_the_lease_of_a_reservation_is_renewed_during_a_long_call(proxy, store, engine, http, monkeypatch):
     """The first lease expires immediately here."""
     monkeypatch.setattr(admission, "_RENEWAL_INTERVAL_S", 0.02)
-    real, extend, renewed = store.open, store.reservations.extend, set()
+    real, extend, renewed = store.open, store.extend, set()
 
     async def open_briefly(*positional, reservation, **named):
         return await real(*positional, **named, reservation=reservation._replace(lease_ms=1))
@@ -133,7 +133,7 @@ async def test_the_lease_of_a_reservation_is_renewed_during_a_long_call(proxy, s
         renewed.add(reservation[0])
 
     monkeypatch.setattr(store, "open", open_briefly)
-    monkeypatch.setattr(store.reservations, "extend", extend_and_count)
+    monkeypatch.setattr(store, "extend", extend_and_count)
     engine.hangs()
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
 

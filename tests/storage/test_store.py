@@ -522,7 +522,7 @@ async def test_a_reservation_is_used_up_by_its_record_or_released(store):
     for _ in range(2):  # repeated, as if the response was lost
         await store.append(entry, now_ms=2)
     full = await reserve(store, "s7")
-    await store.reservations.extend("r", entry.incarnation, Reservation("s2", 0))
+    await store.extend("r", entry.incarnation, Reservation("s2", 0))
     released = [await reserve(store, "s8"), await reserve(store, "s9")]
 
     assert reserved == [True] * 5 + [False]
@@ -533,7 +533,7 @@ async def test_a_reservation_expires_unless_it_is_extended(store, until):
     """Reservations of a process that died are released."""
     reserved = [await reserve(store, f"s{number}", lease_ms=20) for number in range(5)]
     incarnation = (await store.get("r")).incarnation
-    await store.reservations.extend("r", incarnation, Reservation("s0", 60_000))
+    await store.extend("r", incarnation, Reservation("s0", 60_000))
 
     async def have_all_expired():
         return all([await reserve(store, f"t{number}", lease_ms=60_000) for number in range(4)])
@@ -556,10 +556,10 @@ async def test_a_reservation_of_another_incarnation_is_not_extended(store):
     await reserve(store, "s0")
     incarnation = (await store.get("r")).incarnation
     await store.delete("r")
-    await store.reservations.extend("r", incarnation, Reservation("s0", 60_000))
+    await store.extend("r", incarnation, Reservation("s0", 60_000))
     not_created = await store.get("r")
     reserved = [await reserve(store, f"t{number}") for number in range(5)]
-    await store.reservations.extend("r", incarnation, Reservation("t0", 0))
+    await store.extend("r", incarnation, Reservation("t0", 0))
 
     assert None is not_created
     assert reserved == [True] * 5

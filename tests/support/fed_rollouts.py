@@ -20,8 +20,7 @@ from proxy.trajectory.arrays import Experts, Link, Mask, SharedIds
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import decode, encode, read_head
 from proxy.trajectory.conversations import replies_of
-from proxy.trajectory.drift import explain, find_boundaries
-from proxy.trajectory.endings import Endings
+from proxy.trajectory.drift import Endings, explain, find_boundaries
 from proxy.trajectory.images import IMAGES, aligned, names_in
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.outline import find_forks, outline

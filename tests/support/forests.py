@@ -39,6 +39,14 @@ def make_step(step_id: str, prompt: Sequence[int], *sampled: Sequence[int] | Cho
     return Step(step_id=step_id, prompts=(array("i", prompt),), choices=tuple(choices), **{**defaults, **facts})
 
 
+def call(
+    step_id: str, prompt: Sequence[int], sampled: Sequence[Sequence[int]], messages: list, *replies, **facts
+) -> Step:
+    """Return a chat step of these messages; each reply is the message of one choice."""
+    response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(replies)]}
+    return make_step(step_id, prompt, *sampled, request={"messages": messages}, response=response, **facts)
+
+
 def full_ids(step: Step, choice: Choice) -> list[int]:
     """Return a node's full ids."""
     return [*step.prompts[choice.prompt], *choice.ids]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from tests.support.forests import forests, make_step
+from tests.support.forests import call, forests
 
 from proxy.trajectory.drift import KINDS, Boundary, Drift, Window, explain, find_boundaries, kind_by_texts
 from proxy.trajectory.facts import RolloutFacts
@@ -18,12 +18,6 @@ MORE = {"role": "user", "content": "more"}
 
 def find_drift(tree: Tree) -> list[Drift]:
     return [explain(boundary) for boundary in find_boundaries(tree)]
-
-
-def call(step_id, prompt, sampled, messages, *replies, **facts):
-    """Return a chat step of these messages; each reply is the message of one choice."""
-    response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(replies)]}
-    return make_step(step_id, prompt, *sampled, request={"messages": messages}, response=response, **facts)
 
 
 def test_drift_has_the_index_at_which_the_ids_differ_and_the_ids_around_it():

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.forests import forests, make_choice, make_step
+from tests.support.forests import call, forests, make_choice, make_step
 
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
@@ -192,8 +192,7 @@ def reply(text: str) -> dict:
 
 
 def called(step_id, prompt, sampled, messages, answer, **facts):
-    response = {"choices": [{"index": 0, "message": {**reply(answer), "refusal": None}}]}
-    return make_step(step_id, prompt, sampled, request={"messages": messages}, response=response, **facts)
+    return call(step_id, prompt, [sampled], messages, {**reply(answer), "refusal": None}, **facts)
 
 
 FIRST = called("a", [1], [10], [SYSTEM, ASK], "391")

@@ -1,10 +1,9 @@
 """The last steps of a rollout: texts of windows of ids decide a kind of drift."""
 
 import pytest
-from tests.support.forests import make_step
+from tests.support.forests import call, make_step
 
-from proxy.trajectory.drift import find_boundaries
-from proxy.trajectory.endings import Endings
+from proxy.trajectory.drift import Endings, find_boundaries
 from proxy.trajectory.tree import grow
 
 ASK = {"role": "user", "content": "ask"}
@@ -12,12 +11,6 @@ REPLY = {"role": "assistant", "content": "reply"}
 MORE = {"role": "user", "content": "more"}
 THINKING = {**REPLY, "reasoning": "hm"}
 OPENED = list(range(1, 31))
-
-
-def call(step_id, prompt, sampled, messages, *replies, **facts):
-    """Return a chat step of these messages; each reply is the message of one choice."""
-    response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(replies)]}
-    return make_step(step_id, prompt, *sampled, request={"messages": messages}, response=response, **facts)
 
 
 FIRST = call("a", OPENED, [[50, 51, 52]], [ASK], REPLY)
@@ -120,7 +113,7 @@ def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
     endings = Endings()
     endings.add(FIRST)
     digested = []
-    monkeypatch.setattr("proxy.trajectory.endings.Digests.of", lambda _, message: digested.append(message) or b"")
+    monkeypatch.setattr("proxy.trajectory.drift.Digests.of", lambda _, message: digested.append(message) or b"")
     endings.add(call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
 
     assert digested == [REPLY]  # the step's own reply
