@@ -307,4 +307,4 @@ def test_a_choice_is_undecided_while_its_rest_depends_on_more_than_its_ids(accum
     chunks = accumulator()
     assert not chunks.is_undecided
     chunks.feed({"choices": [{"index": 0, "finish_reason": None, **choice}]})
-    assert is_undecided == chunks.is_undecided
+    assert chunks.is_undecided == is_undecided

@@ -466,7 +466,7 @@ def test_what_the_engine_rejects_is_recorded_with_its_error(name):
 def test_the_name_of_a_placeholder_is_one_token(name, count):
     body = orjson.loads((FOLDER / f"lookup_{name}.response.json").read_bytes())
 
-    assert count == len(body["tokens"])
+    assert len(body["tokens"]) == count
     assert (PLACEHOLDER in body["tokens"]) == (name == "image")
 
 

@@ -142,7 +142,7 @@ def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
         with patch("proxy.protocols.json_texts.most_weight", side_effect=most_weight) as counted:
             read_long(text, before)
 
-    assert hashed == sum(len(call.args[0]) for call in counted.call_args_list)
+    assert sum(len(call.args[0]) for call in counted.call_args_list) == hashed
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_text_is_fresh_after_the_text_before_if_that_is_its_beginning(text, fr
         patch("proxy.protocols.json_texts._PIECE_BYTES", 2),
         patch("proxy.protocols.json_texts._LIGHT_BYTES", 10),
     ):
-        assert fresh == fresh_bytes(text, read_long(b"aabbcc", None))
+        assert fresh_bytes(text, read_long(b"aabbcc", None)) == fresh
 
 
 def test_a_text_after_one_of_many_values_is_fresh_as_a_whole():
@@ -305,7 +305,7 @@ def test_a_prompt_that_begins_with_the_known_one_has_its_ids(known, text, is_par
         _, found = read_lists(b'{"prompt_token_ids":[%b]}' % text.encode(), before)
 
     assert orjson.loads(f"[{text}]") == found.ids.tolist()
-    assert is_parsed == parse.call_count
+    assert parse.call_count == is_parsed
 
 
 @pytest.mark.parametrize("size", [1, 5, 20, 1000])

@@ -51,16 +51,13 @@ def test_what_is_withheld_with_the_last_event_was_not_shown(delta, left):
     message = told("abc", "xyz", "{1}", "{2")
     step = replace(STEP, response={"choices": [{"index": 0, "message": message}]})
 
-    assert left == without_event(step, {"choices": [{"delta": delta}]}).response["choices"][0]["message"]
-
-
-def test_a_plain_call_can_be_resumed():
-    assert refusal(plan_of(CHAT, BODY), STEP, has_parser=None) is None
+    assert without_event(step, {"choices": [{"delta": delta}]}).response["choices"][0]["message"] == left
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
+        ({}, None),  # a plain call is
         ({"n": 2}, "choices"),
         ({"response_format": {"type": "json_object"}}, "grammar"),
         ({"tools": [TOOL], "tool_choice": "required"}, "grammar"),
@@ -80,7 +77,7 @@ def test_a_plain_call_can_be_resumed():
     ],
 )
 def test_what_an_engine_counts_parses_or_matches_in_sampled_tokens_is_not_resumed(fields, reason):
-    assert reason == refusal(plan_of(CHAT, BODY | fields), STEP, has_parser=None)
+    assert refusal(plan_of(CHAT, BODY | fields), STEP, has_parser=None) == reason
 
 
 GENERATE = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "min_tokens": 4, "seed": 7, "logprobs": 1}}
@@ -115,19 +112,38 @@ def test_a_call_of_ids_can_be_resumed(kind, path, body, ids, limits):
         assert reason == refusal(plan_of(path, changed, kind=kind), STEP, has_parser=None)
 
 
-def test_a_stream_that_repeats_its_tokens_is_not_resumed():
-    assert refusal(plan_of("/generate", {**NATIVE, "stream": True}, kind="sglang"), STEP, has_parser=None) == "field"
+@pytest.mark.parametrize(
+    ("kind", "path", "body", "reason"),
+    [
+        ("sglang", "/generate", {**NATIVE, "stream": True}, "field"),  # each event repeats the tokens before
+        # Its reply is in a list, that of the rest would not be.
+        ("sglang", "/generate", {**NATIVE, "input_ids": [[1, 2]]}, "field"),
+        ("sglang", "/generate", {**NATIVE, "input_ids": None, "text": ["ab"]}, "field"),
+        # A limit that is no sampling parameter.
+        ("vllm", "/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {}, "max_tokens": 9}, "field"),
+        ("plain", CHAT, BODY, "ids"),  # which it does not take
+    ],
+)
+def test_what_an_endpoint_does_otherwise_is_not_resumed(kind, path, body, reason):
+    assert refusal(plan_of(path, body, kind=kind), STEP, has_parser=None) == reason
 
 
-@pytest.mark.parametrize("prompt", [{"input_ids": [[1, 2]]}, {"input_ids": None, "text": ["ab"]}])
-def test_a_prompt_in_a_list_is_not_resumed(prompt):
-    """Its reply is in a list, that of the rest would not be."""
-    assert refusal(plan_of("/generate", {**NATIVE, **prompt}, kind="sglang"), STEP, has_parser=None) == "field"
+def replied(field):
+    return {"choices": [{"index": 0, "message": {"content": None, field: "x"}}]}
 
 
-def test_a_limit_that_is_not_a_sampling_parameter_is_not_taken_for_one():
-    body = {"token_ids": [1, 2], "sampling_params": {}, "max_tokens": 9}
-    assert refusal(plan_of("/inference/v1/generate", body), STEP, has_parser=None) == "field"
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"response": replied("reasoning")}, "parser"),
+        ({"response": replied("reasoning_content")}, "parser"),
+        ({"response": replied("tool_calls")}, "parser"),
+        ({"problems": ("completion_count",)}, "ids"),
+        ({"choices": (make_choice(0, [3, 4, 5], finish_reason="stop"),)}, "finished"),
+    ],
+)
+def test_a_step_that_was_parsed_is_complete_or_has_wrong_ids_is_not_resumed(fields, reason):
+    assert refusal(plan_of(CHAT, BODY), replace(STEP, **fields), has_parser=None) == reason
 
 
 @pytest.mark.parametrize(("limit", "left"), [({}, 125), ({"max_new_tokens": None}, None), ({"max_new_tokens": 9}, 6)])
@@ -135,7 +151,7 @@ def test_the_native_limit_is_128_unless_it_is_null(limit, left):
     """SGLang samples without a limit then."""
     rest = resumed_plan(plan_of("/generate", {**NATIVE, "sampling_params": limit}, kind="sglang"), STEP, None)
 
-    assert left == rest.body.get("sampling_params", limit)["max_new_tokens"]
+    assert rest.body.get("sampling_params", limit)["max_new_tokens"] == left
 
 
 def test_a_penalty_of_the_model_counts_where_the_call_has_null():
@@ -147,27 +163,6 @@ def test_a_penalty_of_the_model_counts_where_the_call_has_null():
 
 def test_tools_do_not_matter_on_an_engine_without_a_parser():
     assert refusal(plan_of(CHAT, BODY | {"tools": [TOOL]}), STEP, has_parser=False) is None
-
-
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "tool_calls"])
-def test_a_reply_that_was_parsed_is_not_resumed(field):
-    parsed = replace(STEP, response={"choices": [{"index": 0, "message": {"content": None, field: "x"}}]})
-
-    assert refusal(plan_of(CHAT, BODY), parsed, has_parser=None) == "parser"
-
-
-def test_ids_with_a_problem_are_not_resumed():
-    assert refusal(plan_of(CHAT, BODY), replace(STEP, problems=("completion_count",)), has_parser=None) == "ids"
-
-
-def test_a_reply_that_is_complete_is_not_resumed():
-    finished = replace(STEP, choices=(make_choice(0, [3, 4, 5], finish_reason="stop"),))
-
-    assert refusal(plan_of(CHAT, BODY), finished, has_parser=None) == "finished"
-
-
-def test_an_engine_that_takes_no_ids_does_not_resume():
-    assert refusal(plan_of(CHAT, BODY, kind="plain"), STEP, has_parser=None) == "ids"
 
 
 def test_the_rest_has_the_limits_that_are_left():
@@ -184,7 +179,7 @@ def test_the_rest_has_the_limits_that_are_left():
 @pytest.mark.parametrize(("seed", "moved"), [(7, 10), (-5, 2**63 - 2), (-1, -1), (2**63 - 1, 2)])
 def test_the_rest_has_another_seed(seed, moved):
     """With the same one, an engine draws the same random numbers again; -1 is none."""
-    assert moved == resumed_plan(plan_of(CHAT, BODY | {"seed": seed}), STEP, None).body["seed"]
+    assert resumed_plan(plan_of(CHAT, BODY | {"seed": seed}), STEP, None).body["seed"] == moved
 
 
 @given(text=st.text("ab", max_size=8), stop=st.text("ab", max_size=4))

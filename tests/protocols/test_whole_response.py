@@ -247,7 +247,7 @@ def test_a_response_of_another_shape_is_replayed_as_one_event():
 )
 def test_an_error_in_a_replayed_stream_is_an_event(body, event):
     """The status line was sent with the first comment."""
-    assert event == replay.error_events(body)
+    assert replay.error_events(body) == event
 
 
 def test_a_response_of_another_shape_is_forwarded_and_flagged():

@@ -129,7 +129,7 @@ def test_rules_are_applied_to_a_list_of_equal_parameters_and_refused_for_others(
     ],
 )
 def test_the_prompts_of_a_body_with_ids_are_compared_with_the_engines(body, prompts):
-    assert prompts == DIALECT.prompt_ids(body)
+    assert DIALECT.prompt_ids(body) == prompts
 
 
 def choice(text, ids, **more):

@@ -80,7 +80,7 @@ def test_a_value_outside_an_enumeration_raises_with_the_allowed_values():
 )
 def test_a_field_is_found_by_either_name(name, other):
     """A null is an absent field."""
-    assert other == snake_case(name)
+    assert snake_case(name) == other
     assert at({name: 1}, name) == at({other: 1, name: None}, name) == (1, name)
     assert at({name: None}, name, "a") == (None, f"a.{name}")
 
@@ -119,7 +119,7 @@ def test_the_error_names_the_path_the_expected_and_the_actual_type(read, message
     with pytest.raises(UnprocessableRequest) as raised:
         read()
 
-    assert message == raised.value.message
+    assert raised.value.message == message
     assert message.partition(":")[0] == raised.value.param
 
 
@@ -240,7 +240,7 @@ def restored(tool_input, name, sampled):
 )
 def test_unchanged_arguments_get_their_sampled_text(text):
     """Their whitespace is restored, and invalid JSON too."""
-    assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text)["function"])
+    assert restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text)["function"]) == text
 
 
 def test_arguments_that_the_agent_changed_are_serialized():
@@ -358,7 +358,7 @@ def test_invalid_json_is_forwarded_up_to_its_last_valid_character(text, expected
     beginning = PartialObject()
 
     assert beginning.feed(text) == expected
-    assert whole == beginning.whole(expected)
+    assert beginning.whole(expected) == whole
 
 
 def test_a_long_string_is_parsed_once():

@@ -88,9 +88,9 @@ def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, bod
     """Known defects are not logged as new ones."""
     options = CallOptions(traits=Traits(kind), keep_reasoning=False)
 
-    assert codes == {
+    assert {
         code for quirk in ENGINES[kind].expected_quirks(dialect, body, options, live=False) for code in quirk.codes
-    }
+    } == codes
 
 
 @pytest.mark.parametrize("index", ["0", None, 1.0, True])
@@ -116,7 +116,7 @@ def test_every_engine_rejects_a_choice_index_that_is_not_an_integer(kind):
 )
 def test_logprobs_are_read_from_chat_and_completions_choices(logprobs, read):
     """One per token; a missing one is None."""
-    assert read == logprobs_of({"logprobs": logprobs})
+    assert logprobs_of({"logprobs": logprobs}) == read
 
 
 def test_stripping_removes_keys_and_nulls_logprobs_in_a_copy():

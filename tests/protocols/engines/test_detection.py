@@ -48,7 +48,7 @@ def models(owner: str) -> dict:
 )  # fmt: skip
 def test_each_engine_is_detected_by_a_response_of_its_own(probed, traits):
     """Any other server is recorded as text only."""
-    assert traits == identify_engine(probed)
+    assert identify_engine(probed) == traits
 
 
 def test_llamacpp_is_detected_by_its_server_header():
@@ -95,7 +95,7 @@ def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(p
 )
 def test_the_route_that_aborts_calls_is_found_among_those_that_a_server_describes(paths, found):
     """The one that requires the API key is preferred."""
-    assert found == abort_path({"paths": paths})
+    assert abort_path({"paths": paths}) == found
     assert [abort_path(described) for described in (None, [], "paths")] == [None] * 3
 
 
@@ -110,7 +110,7 @@ def test_the_route_that_aborts_calls_is_found_among_those_that_a_server_describe
 )
 def test_only_a_server_that_is_known_to_reject_it_gets_a_bias_of_an_unknown_id(traits, is_requested):
     """An earlier SGLang may read it."""
-    assert is_requested == bool(ENGINES["sglang"].traits_requests(traits))
+    assert bool(ENGINES["sglang"].traits_requests(traits)) == is_requested
 
 
 def test_the_size_of_sglangs_vocabulary_is_in_its_error_for_a_bias():

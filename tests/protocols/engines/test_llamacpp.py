@@ -45,7 +45,7 @@ def exact(**verbose) -> dict:
 )
 def test_fields_that_the_client_did_not_set_are_injected(path, body, fields):
     """With one alternative per token: llama.cpp's default is twenty."""
-    assert fields == plan(path, body).sent["set"]
+    assert plan(path, body).sent["set"] == fields
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_fields_that_the_client_did_not_set_are_injected(path, body, fields):
 )
 def test_logprobs_off_still_injects_logprobs_where_token_ids_need_them(path, body, fields):
     """`__verbose` is incomplete in live streams and for several choices."""
-    assert fields == plan(path, body, "off").sent["set"]
+    assert plan(path, body, "off").sent["set"] == fields
 
 
 def test_an_unstreamed_response_without_logprobs_is_exact_with_logprobs_off():
@@ -172,7 +172,7 @@ def test_recorded_responses_get_their_known_flags(name, flags):
     made = plan_of(cassette.path, body, kind="llamacpp")
     step = play(made, cassette, found={"tokens": list(range(made.body.get("max_tokens")))})[2]
 
-    assert flags == set(step.problems) - {"prompt_count", "no_prompt_ids"}
+    assert set(step.problems) - {"prompt_count", "no_prompt_ids"} == flags
 
 
 @pytest.mark.parametrize("name", ["chat_plain", "chat_stream_plain", "cmpl_plain"])

@@ -72,7 +72,7 @@ COUNTED = {"stream_options": {"include_usage": True}}
 )
 def test_each_framing_gets_the_fields_that_it_supports(path, body, fields):
     """SGLang rejects some of them in chat streams. `rid` is in a test of its own."""
-    assert fields == {name: value for name, value in plan(path, body).sent["set"].items() if name != "rid"}
+    assert {name: value for name, value in plan(path, body).sent["set"].items() if name != "rid"} == fields
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/generate"])
@@ -164,7 +164,7 @@ def test_a_streams_ids_are_requested_in_an_event_of_their_own():
 )
 def test_a_chat_stream_is_live_only_with_a_parser_and_a_known_version(body, traits, framing):
     """Other chat streams lose tokens and are replayed; in completions each token has its own event."""
-    assert framing == plan(CHAT, body, traits).framing
+    assert plan(CHAT, body, traits).framing == framing
     assert plan(COMPLETIONS, {"stream": True}, traits).framing == "live"
 
 
@@ -237,7 +237,7 @@ def test_an_incomplete_response_is_flagged(name, problems):
     """The flags depend on the response, not on the request."""
     planned, cassette = without_injected_fields(name)
 
-    assert problems == play(planned, cassette)[2].problems
+    assert play(planned, cassette)[2].problems == problems
 
 
 @pytest.mark.parametrize("name", ["recorded/midway_versions_n_inj", "recorded/midway_cmpl_versions_n_inj"])
@@ -280,7 +280,7 @@ def test_the_cached_tokens_of_the_first_choice_are_noted(counted, noted):
         for index, cached in enumerate([counted, 9])
     ]
 
-    assert noted == ENGINES["sglang"].tokens("chat", {}, {"choices": choices}).notes
+    assert ENGINES["sglang"].tokens("chat", {}, {"choices": choices}).notes == noted
 
 
 def test_ids_in_the_sglext_of_an_unstreamed_response_are_stripped():
@@ -520,11 +520,11 @@ def test_logprobs_of_truncated_sampling_without_a_mask_are_named(mode, sampling,
     plan = plan_of("/v1/chat/completions", {"messages": [], **sampling}, kind="vllm", logprobs_mode=mode)
     step = make_step("a", [1], [2], sampling=plan.sampling)
 
-    assert over == step.logprobs_over(step.choices[0])
+    assert step.logprobs_over(step.choices[0]) == over
     (row,) = FORMATS["steps"].plan(worked.FACTS, [step], Options()).render()
-    assert over == row.get("logprobs_over")
+    assert row.get("logprobs_over") == over
     (row,) = FORMATS["sequences"].plan(worked.FACTS, [step], Options()).render()
-    assert over == row["spans"][0].get("logprobs_over")
+    assert row["spans"][0].get("logprobs_over") == over
 
 
 REPLAYED = CallOptions(routed_experts=True)
@@ -555,7 +555,7 @@ def test_wrong_experts_are_flagged_and_lose_no_token(raw, problems):
     """The client receives none. A model that is no mixture of experts has none."""
     shown, step = expert_step(raw)
 
-    assert problems == step.problems
+    assert step.problems == problems
     assert step.choices[0].ids.tolist() == [5, 6]
     assert "meta_info" not in shown["choices"][0]
 

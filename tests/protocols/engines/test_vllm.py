@@ -68,7 +68,7 @@ def test_only_fields_that_the_client_did_not_set_are_injected(path, body, fields
     """Prompt logprobs and token strings are not: they change fields that the client sees and cannot be stripped."""
     injection = inject(path, body)
 
-    assert fields == injection.fields
+    assert injection.fields == fields
     rules = injection.strip_rules
     assert (rules.token_ids, rules.logprobs) == ("return_token_ids" in fields, "logprobs" in fields)
 

@@ -67,7 +67,7 @@ def test_prompt_ids_and_logprobs_are_injected_if_the_client_did_not_request_them
     """The client's other sampling parameters are unchanged."""
     injection = inject(sampling, **more)
 
-    assert fields == injection.fields
+    assert injection.fields == fields
     rules = injection.strip_rules
     assert (rules.token_ids, rules.logprobs) == ("return_token_ids" in fields, "sampling_params" in fields)
     assert injection.problems == ()

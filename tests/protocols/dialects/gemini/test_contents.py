@@ -294,7 +294,7 @@ def texts(calls, results):
 )
 def test_the_text_of_a_result_is_its_output_or_its_json(response, text):
     """Google documents `output` as the field of the output."""
-    assert text == read_response({"name": "f", "response": response}, "r").text
+    assert read_response({"name": "f", "response": response}, "r").text == text
 
 
 def test_results_without_ids_belong_to_the_calls_of_their_function_in_order():

@@ -63,7 +63,7 @@ def test_an_engines_error_keeps_its_status_and_message(status, name):
 
     assert orjson.loads(body) == {"error": {"code": status, "message": "too long", "status": name}}
     assert [orjson.loads(body)] == orjson.loads(GEMINI_ARRAY.engine_error(status, "too long"))
-    assert name == name_for(status)
+    assert name_for(status) == name
 
 
 @pytest.mark.parametrize(

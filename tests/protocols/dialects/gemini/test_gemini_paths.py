@@ -33,7 +33,7 @@ from proxy.protocols.dialects.gemini import (
 )
 def test_a_posted_path_has_a_model_and_a_method(path, target):
     """Names with slashes and colons, encoded or not."""
-    assert target == read_target(path, "POST")
+    assert read_target(path, "POST") == target
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_posted_path_has_a_model_and_a_method(path, target):
     ],
 )
 def test_a_path_to_get_has_a_model_or_all(path, target):
-    assert target == read_target(path, "GET")
+    assert read_target(path, "GET") == target
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_path_belongs_to_the_gemini_api_by_its_version_its_method_or_its_clien
     ],
 )
 def test_the_format_is_in_the_query(query, alt):
-    assert alt == alt_from(query)
+    assert alt_from(query) == alt
 
 
 def test_an_unknown_format_is_rejected():

@@ -53,7 +53,7 @@ def test_the_mode_becomes_the_tool_choice(config, choice):
     """With all tools in the prompt."""
     fields = tools_from({"tools": TOOLS, "toolConfig": config})
 
-    assert choice == fields["tool_choice"]
+    assert fields["tool_choice"] == choice
     assert names_of(fields) == ["weather", "now"]
 
 

@@ -69,8 +69,8 @@ def test_every_error_is_of_a_type_that_the_sdk_models(error):
 )
 def test_an_engines_message_is_forwarded(text, message):
     """Engines nest it in different JSON objects."""
-    assert message == engine_message(text)
-    assert message == orjson.loads(MESSAGES.engine_error(400, text))["error"]["message"]
+    assert engine_message(text) == message
+    assert orjson.loads(MESSAGES.engine_error(400, text))["error"]["message"] == message
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_an_engines_message_is_forwarded(text, message):
 )
 def test_every_status_of_an_engine_has_an_error_type(status, kind):
     """Also statuses that Anthropic's API does not have."""
-    assert kind == type_for(status)
+    assert type_for(status) == kind
 
 
 def test_models_are_one_page_that_the_sdk_reads():

@@ -196,7 +196,7 @@ def test_an_invalid_field_is_rejected_with_its_name(wrong, field):
     """The error message begins with it."""
     with pytest.raises(UnprocessableRequest, match=f"^{field}: ") as raised:
         read(MINIMAL | wrong)
-    assert field == raised.value.param
+    assert raised.value.param == field
 
 
 @given(BODIES, st.dictionaries(st.text(max_size=2), JSON, max_size=2))
@@ -279,7 +279,7 @@ def test_tools_are_those_at_the_end_of_the_conversation(changes, names):
     ]
     body = {"messages": messages, "tools": [WEATHER, WEATHER | {"name": "late", "defer_loading": True}]}
 
-    assert names == [tool["function"]["name"] for tool in tools_from(body)["tools"]]
+    assert [tool["function"]["name"] for tool in tools_from(body)["tools"]] == names
 
 
 def test_a_tool_that_is_added_is_no_longer_deferred():
@@ -385,4 +385,4 @@ def test_tool_choice_without_tools():
 def test_a_value_of_a_wrong_type_is_rejected_with_its_path(body, path):
     with pytest.raises(UnprocessableRequest) as raised:
         tools_from(body)
-    assert path == raised.value.param
+    assert raised.value.param == path

@@ -47,7 +47,7 @@ def test_a_string_is_one_text_block():
 )
 def test_a_block_becomes_content_parts(block, parts):
     """Cache breakpoints and citations are dropped: the model does not see them."""
-    assert parts == parts_from(block, "here")
+    assert parts_from(block, "here") == parts
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,10 @@ def test_a_tool_result_with_tool_references_becomes_two_messages():
     found = [text("found"), {"type": "tool_reference", "tool_name": "f"}]
     message = {"role": "tool", "tool_call_id": "c1"}
 
-    assert [message | {"content": "found"}, message | {"content": [{"type": "tool_reference", "name": "f"}]}] == (
-        tool_result_messages({"tool_use_id": "c1", "content": found}, "here")
-    )
+    assert tool_result_messages({"tool_use_id": "c1", "content": found}, "here") == [
+        message | {"content": "found"},
+        message | {"content": [{"type": "tool_reference", "name": "f"}]},
+    ]
 
 
 def test_is_error_of_a_tool_result_is_dropped():
@@ -109,7 +110,7 @@ def test_a_block_that_chat_cannot_represent_raises_with_its_path(block, path):
     """No block is dropped silently."""
     with pytest.raises(UnprocessableRequest) as raised:
         parts_from(block, "here")
-    assert path == raised.value.param
+    assert raised.value.param == path
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_sampled_arguments_are_restored_unless_the_agent_changed_them():
 def test_an_invalid_message_raises_with_its_path(messages, path):
     with pytest.raises(UnprocessableRequest) as raised:
         read_conversation({"messages": messages}, TranslationOptions(), {})
-    assert path == raised.value.param
+    assert raised.value.param == path
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_effort_is_passed_through_and_sets_the_configured_fields(effort, thinks)
     """The body's fields override the configured ones."""
     chat = chat_fields(THINKING, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
 
-    assert effort == chat["reasoning_effort"]
+    assert chat["reasoning_effort"] == effort
     assert chat["chat_template_kwargs"] == {"enable_thinking": False, "x": 2} | (
         {"enable_thinking": True} if thinks else {}
     )

@@ -243,7 +243,7 @@ def test_an_invalid_item_is_rejected_with_its_path(items, param):
     with pytest.raises(InvalidValue) as raised:
         read_items(items, TranslationOptions(), ResolvedReferences())
 
-    assert param == raised.value.param
+    assert raised.value.param == param
 
 
 @pytest.mark.parametrize("item", [{"type": "item_reference", "id": "a"}, {"type": "reasoning", "id": "a"}])
@@ -316,7 +316,7 @@ def test_an_invalid_part_raises_with_its_path(read, value, param):
     with pytest.raises(BadRequest) as refusal:
         read(value, "x")
 
-    assert param == refusal.value.param
+    assert refusal.value.param == param
 
 
 @given(reasoning=st.text())

@@ -124,7 +124,7 @@ def test_an_invalid_tool_is_rejected_with_its_path(body, param):
     with pytest.raises(UnprocessableRequest) as raised:
         choose(body, read_tools(body, ignore_hosted=False), ignore_hosted=False)
 
-    assert param == raised.value.param
+    assert raised.value.param == param
 
 
 def test_additional_tools_items_add_tools():
