@@ -12,8 +12,8 @@ import json
 import math
 import re
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import orjson
@@ -218,8 +218,6 @@ def event(kind: str, **fields: Any) -> bytes:
 
 TEXT: Final = -1  # in place of the index of a call: reasoning or text
 
-Piece: TypeAlias = tuple[int, Callable[[], bytes]]  # the index of its call or TEXT, and what writes its events
-
 
 class HeldPieces:
     """Writes pieces as they arrive until a call is open; then only pieces of this call, and all others at the end.
@@ -239,15 +237,15 @@ class HeldPieces:
         """The indices of the held calls, in the order in which they began."""
         return [index for index in self._held if index != TEXT]
 
-    def take(self, pieces: Iterable[Piece]) -> bytes:
-        """Return the events of the pieces that are not held. What writes a call sets `open_call`."""
-        events = []
-        for index, write in pieces:
-            if self.open_call is None or self.open_call == index:
-                events.append(write())
-            else:
-                self._held.setdefault(index, []).append(write)
-        return b"".join(events)
+    def take(self, index: int, write: Callable[..., bytes], *piece: Any) -> bytes:
+        """Return the events that this writes of a piece, none if it is held. `index`: of its call, or TEXT.
+
+        What writes a call sets `open_call`.
+        """
+        if self.open_call is None or self.open_call == index:
+            return write(*piece)
+        self._held.setdefault(index, []).append(partial(write, *piece))
+        return b""
 
     def release(self) -> bytes:
         """Return the events of the held pieces, grouped by call."""

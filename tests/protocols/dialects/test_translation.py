@@ -1,7 +1,6 @@
 """What translators share: checks of values, chat fields, delayed pieces and tool arguments."""
 
 import json
-from functools import partial
 
 import orjson
 import pytest
@@ -138,7 +137,7 @@ def test_all_that_is_not_of_the_first_call_is_written_at_the_end_call_by_call(pi
             held.open_call = index
         return data
 
-    before = b"".join([held.take([(index, partial(write, index, data))]) for index, data in pieces])
+    before = b"".join([held.take(index, write, index, data) for index, data in pieces])
     shown = len(written)
     calls = held.calls
     after = held.release()

@@ -10,7 +10,6 @@ order: reasoning, text, calls. Sent back, both are read as the same message.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -31,7 +30,6 @@ from proxy.protocols.dialects.translation import (
     TEXT,
     HeldPieces,
     PartialObject,
-    Piece,
     call_ids,
     choices_of,
     choose_call_id,
@@ -82,10 +80,16 @@ class MessagesRenderer(ResponseRenderer):
 
     def feed(self, chunk: Json) -> bytes:
         events = [] if self._started else [self._start(chunk.get("usage"))]
+        take = self._held.take
         for choice in chunk.get("choices") or ():
-            if choice.get("index", 0) == 0:
-                pieces = self._pieces(choice.get("delta") or {})
-                events.append(self._held.take(pieces))
+            if choice.get("index", 0) != 0:
+                continue
+            delta = choice.get("delta") or {}
+            if reasoning := reasoning_of(delta):
+                events.append(take(TEXT, self._add_text, reasoning, "thinking"))
+            if content := delta.get("content"):
+                events.append(take(TEXT, self._add_text, content, "text"))
+            events += [take(call.get("index", 0), self._add_call, call) for call in delta.get("tool_calls") or ()]
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
@@ -136,16 +140,6 @@ class MessagesRenderer(ResponseRenderer):
         self._started = True
         begun = self._message([], {**usage_from(usage), "output_tokens": 0}, None, None)
         return event("message_start", message=begun) + _PING
-
-    def _pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
-        pieces: list[Piece] = []
-        if reasoning := reasoning_of(delta):
-            pieces.append((TEXT, partial(self._add_text, reasoning, "thinking")))
-        if content := delta.get("content"):
-            pieces.append((TEXT, partial(self._add_text, content, "text")))
-        if calls := delta.get("tool_calls"):
-            pieces += [(piece.get("index", 0), partial(self._add_call, piece)) for piece in calls]
-        return pieces
 
     def _add_text(self, content: str, kind: str) -> bytes:
         begun = b""

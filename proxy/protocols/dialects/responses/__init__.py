@@ -9,7 +9,6 @@ to reasoning or text after another item, a new item begins.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Literal
 
 import orjson
@@ -40,7 +39,7 @@ from proxy.protocols.dialects.responses.request import (
     seal,
 )
 from proxy.protocols.dialects.responses.tools import FreeformReader, Tool, read_tools
-from proxy.protocols.dialects.translation import TEXT, HeldPieces, Piece, event, read_usage, reasoning_of
+from proxy.protocols.dialects.translation import TEXT, HeldPieces, event, read_usage, reasoning_of
 from proxy.protocols.json_texts import NotJson, read_json
 from proxy.trajectory.conversations import THOUGHTS
 from proxy.trajectory.step import Step, messages_of
@@ -335,7 +334,7 @@ class ResponsesRenderer(ResponseRenderer):
                 continue
             if self._adds_logprobs:
                 self._logprobs.extend(logprob_entries(choice.get("logprobs")))
-            events.append(self._held.take(self._pieces(choice.get("delta") or {})))
+            events += self._pieces(choice.get("delta") or {})
         return b"".join(events)
 
     def text_writer(self) -> WriteTexts | None:
@@ -375,15 +374,17 @@ class ResponsesRenderer(ResponseRenderer):
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._events.write(kind, response=response) for kind in kinds)
 
-    def _pieces(self, delta: Json) -> Iterator[Piece]:
+    def _pieces(self, delta: Json) -> Iterator[bytes]:
+        """Yield the events of the pieces of a delta."""
+        take = self._held.take
         if isinstance(reasoning := reasoning_of(delta), str):
-            yield TEXT, partial(self._add_reasoning, reasoning)
+            yield take(TEXT, self._add_reasoning, reasoning)
         if isinstance(content := delta.get("content"), str) and content:
-            yield TEXT, partial(self._add_content, "output_text", content)
+            yield take(TEXT, self._add_content, "output_text", content)
         if isinstance(refusal := delta.get("refusal"), str) and refusal:
-            yield TEXT, partial(self._add_content, "refusal", refusal)
+            yield take(TEXT, self._add_content, "refusal", refusal)
         for call in delta.get("tool_calls") or ():
-            yield call["index"], partial(self._add_call, call)
+            yield take(call["index"], self._add_call, call)
 
     def _add_reasoning(self, piece: str) -> bytes:
         item, events = self._open_text("rs", self._reasoning, {"type": "reasoning", "summary": []})
