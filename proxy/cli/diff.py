@@ -210,32 +210,28 @@ def _messages(step: Step) -> Any:
     messages = sent_messages(step["request"], step["sent"])
     if not messages:
         return {**step["request"], **(step["sent"].get("set") or {})}.get("prompt")
-    return _Renamed().messages(messages)
+    return _renamed(messages)
 
 
-class _Renamed:
-    """Replaces the ids of tool calls in messages."""
+def _renamed(messages: Sequence[Any]) -> list[Any]:
+    """Return messages without fields that are null, and with ids of tool calls by the order of their appearance."""
+    names: dict[str, str] = {}
 
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
+    def name_of(given: Any) -> str:
+        return names.setdefault(str(given), f"call {len(names)}")
 
-    def messages(self, messages: Sequence[Any]) -> list[Any]:
-        """Return the messages without fields that are null."""
-        return [self._message(message) if isinstance(message, dict) else message for message in messages]
-
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        renamed = {name: value for name, value in message.items() if value is not None}
+    def renamed(message: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: value for name, value in message.items() if value is not None}
         if isinstance(calls := message.get("tool_calls"), list):
-            renamed["tool_calls"] = [
-                {**call, "id": self._name(call["id"])} if isinstance(call, dict) and "id" in call else call
+            found["tool_calls"] = [
+                {**call, "id": name_of(call["id"])} if isinstance(call, dict) and "id" in call else call
                 for call in calls
             ]
-        if "tool_call_id" in renamed:
-            renamed["tool_call_id"] = self._name(renamed["tool_call_id"])
-        return renamed
+        if "tool_call_id" in found:
+            found["tool_call_id"] = name_of(found["tool_call_id"])
+        return found
 
-    def _name(self, given: Any) -> str:
-        return self._names.setdefault(str(given), f"call {len(self._names)}")
+    return [renamed(message) if isinstance(message, dict) else message for message in messages]
 
 
 def _tools(step: Step) -> dict[str, Any]:
@@ -250,7 +246,7 @@ def _reply(step: Step) -> Any:
     if not isinstance(choices, list):
         return response
     replies = (choice.get("message", choice.get("text")) if isinstance(choice, dict) else choice for choice in choices)
-    return [_Renamed().messages([reply])[0] for reply in replies]
+    return [_renamed([reply])[0] for reply in replies]
 
 
 def _shown(found: Difference) -> dict[str, Any]:
