@@ -27,7 +27,7 @@ from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.trajectory.thread_rules import ThreadOptions
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers, TokenTexts
 from storage.redis.store import Store

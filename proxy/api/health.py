@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from proxy.api.context import CONTEXT, Context
 from proxy.api.requests import json_response
 from proxy.trajectory.step import DEFAULT_POLICY
-from proxy.upstream import Endpoint
+from proxy.upstream.endpoint import Endpoint
 from storage.errors import StorageError
 from storage.types import QueueCounts
 

@@ -21,8 +21,8 @@ from proxy.rollouts.rollout import SURPLUS, read_rollouts
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import Step
-from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import BackgroundWork
+from proxy.upstream.endpoint import Endpoint
 from storage.errors import StorageError
 from storage.redis.store import Store
 

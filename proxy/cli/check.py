@@ -41,8 +41,8 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.trajectory.ratios import ratio_warnings, recorded_as
 from proxy.trajectory.step import truncation_of
-from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.client import body_of
+from proxy.upstream.client import Upstream, body_of
+from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.tokenizers import load
 from storage import open_store
 from storage.errors import StorageError

@@ -17,9 +17,9 @@ from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
 from proxy.rollouts.policy import Announced, InFlight, Policy
 from proxy.rollouts.rollout import announced_value, of_policy
-from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.client import JSON, body_of
+from proxy.upstream.client import JSON, Upstream, body_of
 from proxy.upstream.concurrency import BackgroundTasks
+from proxy.upstream.endpoint import Endpoint
 from storage.errors import StorageError
 from storage.redis.store import Announcements
 

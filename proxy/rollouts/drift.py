@@ -33,7 +33,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find_boundaries
 from proxy.trajectory.step import Step
 from proxy.trajectory.tree import grow
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.tokenizers import Tokenizers, text_from_ids
 from storage.errors import FieldsChanged, RolloutDeleted, StorageError

@@ -63,9 +63,9 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_rules import agent_of
-from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, PLAIN_BYTES, BackgroundTasks, off_loop
-from proxy.upstream.endpoint import MISSES, PAUSE_S, UNAVAILABLE_STATUSES
+from proxy.upstream.endpoint import MISSES, PAUSE_S, UNAVAILABLE_STATUSES, Endpoint
 from proxy.upstream.http_client import CONTINUATION_HEADER
 from storage.errors import StorageError
 from storage.redis.store import Store

@@ -47,7 +47,7 @@ from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule, rules_of
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers, TokenTexts, text_from_ids
 from storage import open_store

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from zlib import crc32
 
 import orjson
-from aiohttp.http_exceptions import HttpProcessingError
 
 LOG = logging.getLogger("tokentape")
 WIRE_LOG = logging.getLogger("tokentape.wire")  # used by aiohttp's server
@@ -53,7 +52,11 @@ def drop_request_bytes(record: logging.LogRecord) -> bool:
 
     The bytes may contain a key, and clients could fill the disk with tracebacks.
     """
-    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+    if not record.exc_info:
+        return True
+    from aiohttp.http_exceptions import HttpProcessingError  # noqa: PLC0415 - commands without HTTP start faster
+
+    if isinstance(record.exc_info[1], HttpProcessingError):
         record.msg, record.args = "Malformed request rejected", ()
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.INFO, "INFO"

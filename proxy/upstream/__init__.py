@@ -11,8 +11,3 @@ tokenizers        configured tokenizers, and texts of token ids
 aiohttp's exceptions are translated here: callers see only exceptions of `proxy.errors`. Nothing in this package interprets a
 body.
 """
-
-from proxy.upstream.client import Upstream, ejected_for
-from proxy.upstream.endpoint import Endpoint, choose, least_loaded, preferred, ranked
-
-__all__ = ["Endpoint", "Upstream", "choose", "ejected_for", "least_loaded", "preferred", "ranked"]

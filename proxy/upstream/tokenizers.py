@@ -14,7 +14,8 @@ from proxy.config.engines import EndpointSettings
 from proxy.errors import EngineError, UnprocessableRequest
 from proxy.protocols.engines.base import read_text, text_request
 from proxy.telemetry.logs import LOG
-from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.client import Upstream
+from proxy.upstream.endpoint import Endpoint
 
 
 class Tokenizer:

@@ -9,7 +9,7 @@ from tests.support.fakes import settings_for
 from proxy.errors import EngineError
 from proxy.rollouts.adapter_updates import load_adapter, unload_adapter
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 
 @pytest.fixture

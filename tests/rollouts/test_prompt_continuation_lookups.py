@@ -15,7 +15,7 @@ from proxy.errors import EngineDisconnected, EngineError
 from proxy.protocols.json_texts import KnownPrompt
 from proxy.rollouts.prompt_continuation import PromptLookups
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODY = {"model": "m", "messages": MESSAGES, "tools": [{"type": "function"}], "temperature": 1}

@@ -10,7 +10,7 @@ from tests.support.fakes import fake_engine, proxying, settings_for
 
 from proxy.server.app import scoring_engines
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 
 async def test_an_unexpected_exception_is_500_and_logged(store, caplog, monkeypatch):

@@ -7,7 +7,7 @@ from tests.support.fakes import settings_for
 
 from proxy.cli.check import Finding, check_engine, findings
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 
 async def all_findings(settings) -> list[Finding]:

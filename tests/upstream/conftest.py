@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.config.engines import EnginesSettings
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.http_client import HttpClient
 
 

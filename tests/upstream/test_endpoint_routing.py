@@ -4,8 +4,7 @@ import pytest
 
 from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineUnreachable, NotFound
-from proxy.upstream import choose, least_loaded, preferred, ranked
-from proxy.upstream.endpoint import make_endpoint, serving
+from proxy.upstream.endpoint import choose, least_loaded, make_endpoint, preferred, ranked, serving
 
 NAMES = [f"r{n}" for n in range(200)]
 

@@ -41,9 +41,9 @@ from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step, is_unlogged
-from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.client import body_of, json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.endpoint import Endpoint, choose, preferred
 from proxy.upstream.tokenizers import detokenize_at_engine
 from storage.errors import StorageError
 

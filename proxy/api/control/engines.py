@@ -20,7 +20,8 @@ from proxy.protocols.engines.base import CallOptions
 from proxy.rollouts.adapter_updates import AdapterUpdate
 from proxy.rollouts.policy import Announced, InFlight, Policies, Policy, read_announced, unknown_staleness
 from proxy.trajectory.step import DEFAULT_POLICY
-from proxy.upstream import Endpoint, ejected_for
+from proxy.upstream.client import ejected_for
+from proxy.upstream.endpoint import Endpoint
 
 _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects that may have synthetic streams
 

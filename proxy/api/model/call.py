@@ -41,9 +41,9 @@ from proxy.rollouts.policy import Policy
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
-from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.context_window import options_for, tokens_left, with_placeholders
+from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER
 
 

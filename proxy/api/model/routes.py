@@ -57,10 +57,10 @@ from proxy.rollouts.rollout import Rollout, checked_id
 from proxy.rollouts.steps import read_step, read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_rules import AGENT_NAME
-from proxy.upstream import Endpoint, choose, least_loaded, ranked
 from proxy.upstream.client import body_of, json_of
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.context_window import expected_options
+from proxy.upstream.endpoint import Endpoint, choose, least_loaded, ranked
 from proxy.upstream.http_client import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
 
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]

@@ -20,8 +20,8 @@ from proxy.protocols.resume import first_stop, offers_tools, parsed_reply, stop_
 from proxy.rollouts.prompt_continuation import PER_TEXT_TOKEN, PromptLookups
 from proxy.trajectory.arrays import Ids
 from proxy.trajectory.step import Step, answers_of
-from proxy.upstream import Endpoint, ranked
 from proxy.upstream.concurrency import PLAIN_BYTES, off_loop
+from proxy.upstream.endpoint import Endpoint, ranked
 
 CONTEXT_IDS: Final = 8  # of the prompt, so that the text of the first sampled token is complete
 SPLIT: Final = "\ufffd"  # a character of which only a part was sampled

@@ -28,10 +28,10 @@ from proxy.protocols.plan import CHAT, error_dialect_for, read_translated_call
 from proxy.protocols.sampling import bound_of, engine_model
 from proxy.rollouts.steps import read_step
 from proxy.trajectory.step import Step
-from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.context_window import count_prompt, options_for
+from proxy.upstream.endpoint import Endpoint, least_loaded
 from proxy.upstream.http_client import HttpResponse
 
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists

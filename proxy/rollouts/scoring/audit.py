@@ -40,8 +40,9 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.images import recorded as recorded_images
 from proxy.trajectory.step import Step
-from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import BackgroundWork
+from proxy.upstream.endpoint import Endpoint
 from storage.types import Appended
 
 TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"

@@ -27,8 +27,8 @@ import orjson
 
 from proxy.errors import EngineResponseTooLarge
 from proxy.protocols.engines.sglang import read_vocabulary_size
-from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.client import JSON, body_of
+from proxy.upstream.client import JSON, Upstream, body_of
+from proxy.upstream.endpoint import Endpoint
 
 # Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.
 Send = Callable[[str, str, Any], Awaitable[tuple[int, bytes]]]

@@ -42,8 +42,9 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
 from proxy.trajectory.sequence import Options, Role, Row, Scores, are_logprobs, decode_scores, encode_scores, sequences
 from proxy.trajectory.step import Step
-from proxy.upstream import Endpoint, Upstream, least_loaded
+from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import off_loop, run_all
+from proxy.upstream.endpoint import Endpoint, least_loaded
 from proxy.upstream.tokenizers import TokenTexts, detokenize_at_engine
 from storage.errors import StorageError
 from storage.redis.store import Store

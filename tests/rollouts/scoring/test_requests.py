@@ -16,7 +16,7 @@ from proxy.cli.audit import sender
 from proxy.rollouts.scoring.requests import Kept, NotScored, OtherVocabulary, Scorer, TooLong, find_scorer
 from proxy.rollouts.scoring.requests import sender as server_sender
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 IDS = list(range(100, 140))
 

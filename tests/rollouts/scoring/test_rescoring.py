@@ -26,7 +26,7 @@ from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.arrays import pack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, sequences
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 FACTS = RolloutFacts("r1", "g1", "completed")
 STEPS = [make_step("a", [1, 2], [3, 4]), make_step("b", [1, 2, 3, 4, 5], [6])]

@@ -14,7 +14,7 @@ from proxy.errors import EngineError, EngineTimeout, EngineUnreachable, Unproces
 from proxy.rollouts.scoring.requests import OtherVocabulary, TooLong
 from proxy.rollouts.scoring.rescoring import ScoringEngines, ScoringLimits
 from proxy.telemetry.metrics import make_metrics
-from proxy.upstream import Upstream
+from proxy.upstream.client import Upstream
 
 IDS = list(range(100, 130))
 POSITIONS = [5, 6, 29]
