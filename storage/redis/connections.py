@@ -42,6 +42,7 @@ from storage.types import Announcement, StoredEntity
 
 _RETRY_INTERVAL_S: Final = 0.02
 _PROBE_TIMEOUT_S: Final = 1.0
+_CLOSE_TIMEOUT_S: Final = 1.0
 _PROBE_INTERVALS_S: Final = (0.05, 0.1, 0.25)  # the last one repeats
 MANY_ARGUMENTS: Final = 2**13  # packing this many takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
@@ -346,7 +347,7 @@ class Connections:
             replies = await session.exchange(packed, count, confirmed=confirmed)
         except BaseException:
             # Also when cancelled: another caller must not wait for the replies that are still to be received.
-            await session.close()
+            session.abort(RedisConnectionError("the caller has gone"))
             raise
         self._idle.append(session)
         if self._closed:
@@ -398,14 +399,19 @@ class _Session(asyncio.Protocol):
         self._checks = 0
         self._checks_without_reply = 0
         self._next_check: asyncio.TimerHandle | None = None
+        self._lost = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
         self.is_closed = False
 
     async def close(self) -> None:
+        """Close the connection, and wait until its socket is closed: with TLS, when the server has confirmed it."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        await asyncio.sleep(0)  # the transport closes its socket in the next iteration of the event loop
+        if self._transport is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._lost.wait()
 
     async def exchange(self, packed: bytes, count: int, *, confirmed: bool) -> list[Reply]:
         """Send packed commands, and return one reply for each; see `send`."""
@@ -514,6 +520,7 @@ class _Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all callers that wait."""
+        self._lost.set()
         self.abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
 
     def abort(self, error: BaseException) -> None:
