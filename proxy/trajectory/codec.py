@@ -379,11 +379,8 @@ def read_call(record: bytes, reader: BlockReader) -> StoredCall:
 
 def frame(schema: int, packed: bytes) -> bytes:
     """Return the record of a compressed payload."""
-    return b"".join((_MAGIC, bytes([schema]), _checksum(schema, packed), packed))
-
-
-def _checksum(schema: int, packed: bytes) -> bytes:
-    return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
+    checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
+    return b"".join((_MAGIC, bytes([schema]), checksum, packed))
 
 
 def make_record(schema: int, payload: bytes, writer: BlockWriter) -> Record:
@@ -400,7 +397,7 @@ def open_frame(record: bytes) -> tuple[int, bytes]:
     if schema != SCHEMA:
         writer = "a version before 0.1.0 wrote it" if schema < SCHEMA else "use a newer version"
         raise UnreadableRecord(f"record schema {schema} is not supported: this version reads schema {SCHEMA}; {writer}")
-    if record[3:_HEADER] != _checksum(schema, packed):
+    if record != frame(schema, packed):
         raise UnreadableRecord("the record is damaged: checksum mismatch")
     return schema, packed
 
