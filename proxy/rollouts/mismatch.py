@@ -160,7 +160,7 @@ def _contradiction_outside(sums: Mapping[str, Any], tokens: int) -> str | None:
         return "more neighbours than tokens"
     for name, dimension in (("slopes", "temperature"), ("support", "truncation")):
         cells = sums["cells"][dimension]
-        if any(not 0 < row[0] <= (_tokens(cells[value]) if value in cells else 0) for value, row in sums[name].items()):
+        if any(not 0 < row[0] <= _tokens(cells.get(value)) for value, row in sums[name].items()):
             return f"{name} has other tokens than the cells of {dimension}"
     rows, total, size, square = sums["sequences"]
     if min(rows, size, square) < 0 or abs(total) > size + rows + 1 or (not rows and square):
@@ -187,14 +187,13 @@ def _contradiction_in(cell: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _tokens(cell: Mapping[str, Any]) -> int:
-    return sum(row[_COUNT] for row in cell["bins"])
+def _tokens(cell: Mapping[str, Any] | None) -> int:
+    return 0 if cell is None else sum(row[_COUNT] for row in cell["bins"])
 
 
 def tokens_of(sums: Mapping[str, Any]) -> int:
     """Return the number of tokens."""
-    cell = sums["cells"][ALL].get(ALL)
-    return _tokens(cell) if cell else 0
+    return _tokens(sums["cells"][ALL].get(ALL))
 
 
 def mean_size(cell: Mapping[str, Any] | None) -> float | None:
@@ -250,7 +249,7 @@ def verdicts_of(sums: Mapping[str, Any], rules: Rules) -> list[Verdict]:
     misplaced = [*_shifted(sums), *_other_tokens(sums, rules)][:1]
     if misplaced:
         return misplaced  # all other figures are of pairs of different tokens
-    fresh = _fresh_tokens(sums)
+    fresh = _tokens(sums["cells"]["lag"].get("0"))
     scaled = [*_truncated_support(sums), *_temperature(sums, rules)]
     stale, lag = list(_stale_endpoints(sums, rules)), list(_lag(sums, rules))
     found = [*scaled, *stale, *_boundaries(sums, rules, [*stale, *lag])]
@@ -269,11 +268,6 @@ def verdicts_of(sums: Mapping[str, Any], rules: Rules) -> list[Verdict]:
             Verdict("numeric", why=f"the mean |d| is {mean:.2g}, as of other kernels or precision", figures=figures)
         ]
     return [Verdict("unexplained", why=f"the mean |d| is {mean:.2g}, and no rule names a cause", figures=figures)]
-
-
-def _fresh_tokens(sums: Mapping[str, Any]) -> int:
-    cell = sums["cells"]["lag"].get("0")
-    return _tokens(cell) if cell else 0
 
 
 def _few(rules: Rules) -> int:

@@ -130,7 +130,11 @@ async def read_values(store: Store, source: Rollout, metrics: Metrics, *, any_ve
         Conflict: Branches were sampled by other policy versions than the step at which they branch; not with `any_version`.
         NotFound: The rollout was deleted.
     """
-    branches = [branch for branch in await read_branches(store, source, metrics) if _is_before(branch.playback)]
+    branches = [
+        branch
+        for branch in await read_branches(store, source, metrics)
+        if branch.playback.before is not None or branch.playback.end == 0
+    ]
     if not branches:
         return []
     steps = await read_steps(store, source, whole=False)
@@ -160,10 +164,6 @@ def _recorded(source: Rollout, steps: Sequence[Step]) -> tuple[dict[str, int], s
     """Return the indexes of steps by their IDs, and where each was sampled."""
     sampled = {step.inherited or Sampled(source.rollout_id, step.step_id) for step in steps}
     return {step.step_id: index for index, step in enumerate(steps)}, sampled
-
-
-def _is_before(playback: Playback) -> bool:
-    return playback.before is not None or playback.end == 0
 
 
 async def _sampled(

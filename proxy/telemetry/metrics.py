@@ -373,10 +373,6 @@ class Metrics:
         self.begin("policy", name)
         self.reward_windows.of(name, "0")
 
-    def begin_engine(self, name: str) -> None:
-        """Start the counters of an engine's failures at 0."""
-        self.begin("engine", name)
-
     def begin(self, owner: str = "", *name: str) -> None:
         """Start the initial series of a policy or an engine at 0; without an owner, the series that belong to neither."""
         for metric, declared in DECLARED.items():

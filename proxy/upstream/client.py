@@ -187,7 +187,7 @@ class HealthChecker:
     def start(self, endpoint: Endpoint) -> None:
         """Start to check an endpoint. If it is checked already, only its name may have changed."""
         self._metrics.engine_healthy.labels(endpoint.label).set(not endpoint.health.is_ejected)
-        self._metrics.begin_engine(endpoint.label)
+        self._metrics.begin("engine", endpoint.label)
         if endpoint not in self._tasks:
             self._ejected[endpoint] = asyncio.Event()
             self._tasks[endpoint] = asyncio.get_running_loop().create_task(self._run(endpoint))

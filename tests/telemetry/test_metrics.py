@@ -63,7 +63,7 @@ def test_there_are_no_created_series(expose):
     """This holds for both formats, for counters and histograms, with labels and without."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
-    metrics.begin_engine("e")
+    metrics.begin("engine", "e")
     metrics.call_duration_seconds.labels("chat", "e", "200").observe(1)
     text = expose(registry).decode()
 
@@ -74,7 +74,7 @@ def test_there_are_no_created_series(expose):
 def test_counters_with_known_labels_start_at_zero():
     """Prometheus does not see the increase of a series that starts at 1."""
     registry = CollectorRegistry()
-    make_metrics(registry).begin_engine("e")
+    make_metrics(registry).begin("engine", "e")
     text = generate_latest(registry).decode()
 
     assert 'tokentape_steps_total{fidelity="flagged",status="complete"} 0.0' in text
@@ -107,7 +107,7 @@ def test_the_series_of_a_removed_engine_are_dropped():
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     for engine in ("kept", "removed"):
-        metrics.begin_engine(engine)
+        metrics.begin("engine", engine)
         metrics.engine_healthy.labels(engine).set(1)
         metrics.calls.labels("chat", engine, "200").inc()
         for histogram in (metrics.call_duration_seconds, metrics.time_to_first_byte_seconds):

@@ -104,7 +104,7 @@ class Archiver:
         self.clock = clock
         self.metrics = metrics
         self._dataset = dataset
-        self._options = options or ArchiveOptions()
+        self.options = options or ArchiveOptions()
         self._has_warned = False
 
     async def sweep(self) -> Archived:
@@ -120,15 +120,10 @@ class Archiver:
             day = await self._classify(stored, found, groups, result)
             batch = found.ready.get(day, [])
             steps = sum(waiting.counts.get("steps", 0) for waiting in batch)
-            if len(batch) >= self._options.rollouts_per_file or steps >= _FILE_STEPS:
+            if len(batch) >= self.options.rollouts_per_file or steps >= _FILE_STEPS:
                 await self._archive_new(found.ready.pop(day), found, result)
         await self._complete_all(found, result)
         return result
-
-    @property
-    def has_memory_share(self) -> bool:
-        """Whether a full store is relieved."""
-        return self._options.memory_share is not None
 
     async def is_full(self) -> bool:
         """Return whether a server of the store uses more than `memory_share` of its memory limit. Raises StorageError."""
@@ -136,7 +131,7 @@ class Archiver:
         if not share and not self._has_warned:
             self._has_warned = True
             LOG.warning("archive.memory_share has no effect: no server of the store has a memory limit (maxmemory)")
-        return share > (self._options.memory_share or 1)
+        return share > (self.options.memory_share or 1)
 
     async def relieve(self) -> Archived:
         """While the store is full, archive the oldest rollouts whatever their age, and delete them. Raises what `sweep` raises.
@@ -144,9 +139,9 @@ class Archiver:
         Rollouts of groups that no batch has acknowledged stay, if they have to wait for that.
         """
         eager = Archiver(
-            self.store, self.clock, self.metrics, self._dataset, replace(self._options, older_than_s=0, delete=True)
+            self.store, self.clock, self.metrics, self._dataset, replace(self.options, older_than_s=0, delete=True)
         )
-        result, limit = Archived(), min(_OLDEST_PAGE, self._options.rollouts_per_file)
+        result, limit = Archived(), min(_OLDEST_PAGE, self.options.rollouts_per_file)
         cursors: list[str | None] = [None]  # of all pages, newest first: the listing has no other order
         while (cursor := (await self.store.list(cursor=cursors[-1], limit=limit)).cursor) is not None:
             cursors.append(cursor)
@@ -177,7 +172,7 @@ class Archiver:
         if claim is not None and claim.url == self._dataset.url and claim.touched_ms == rollout.touched_ms:
             if not claim.done:
                 found.pending[claim.file][name] = claim
-            elif self._options.delete and not claim.kept:
+            elif self.options.delete and not claim.kept:
                 found.done[claim.file][name] = claim
         elif await self._is_due(rollout, groups):
             found.ready[_day(rollout)].append(rollout)
@@ -192,14 +187,14 @@ class Archiver:
             await self._complete(name, claims, found, result)
         while found.ready:
             await self._archive_new(found.ready.popitem()[1], found, result)
-        if self._options.delete:
+        if self.options.delete:
             for name, claims in found.done.items():
                 await self._delete(name, claims, result)
 
     async def _is_due(self, rollout: Rollout, groups: dict[str, Group | None]) -> bool:
-        if rollout.touched_ms > self.clock.now_ms() - 1000 * self._options.older_than_s:
+        if rollout.touched_ms > self.clock.now_ms() - 1000 * self.options.older_than_s:
             return False
-        if self._options.when == "finished" or rollout.group_id is None:
+        if self.options.when == "finished" or rollout.group_id is None:
             return True
         if rollout.group_id not in groups:
             try:
@@ -271,7 +266,7 @@ class Archiver:
         return False
 
     async def _write_rows(self, target: Any, versions: Mapping[str, int]) -> int:
-        writer = await asyncio.to_thread(ArchiveWriter, target, self._options.buffer_bytes)
+        writer = await asyncio.to_thread(ArchiveWriter, target, self.options.buffer_bytes)
         groups: set[str] = set()
         counted, buffered = 0, self.metrics.archive_buffer_bytes
         try:
@@ -463,7 +458,7 @@ class BackgroundArchive(BackgroundWork):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat_forever())
             tasks.create_task(self._sweep_forever())
-            if self._archiver.has_memory_share:
+            if self._archiver.options.memory_share is not None:
                 tasks.create_task(self._relieve_forever())
 
     async def _beat_forever(self) -> None:
