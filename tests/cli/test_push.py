@@ -216,22 +216,24 @@ def member(name, length, score, *, status="completed") -> Member:
     return Member(name, status, Rows([{**lists, "scores": [score]}], []))
 
 
-def test_ab_4_a_group_with_a_rollout_at_the_length_limit_is_not_posted():
-    """The service accepts shorter ones only; 0 or less means no limit."""
-    members = [member("a", 8, 0.0), member("b", 7, 1.0)]
-
-    body, reasons = prepare(2, members, PushOptions(""), 8)
-
-    assert body is None
-    assert reasons[0] == "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8"
-    assert prepare(2, members, PushOptions(""), -1)[0] is not None
+UNTRAINED = member("c", 7, 0.0)
+UNTRAINED.rows.rows[0]["masks"] = [[-100] * 7]
 
 
-def test_a_group_with_an_open_rollout_is_not_posted():
-    body, reasons = prepare(2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")], PushOptions(""), -1)
+@pytest.mark.parametrize(
+    ("other", "limit", "reason"),
+    [
+        (member("a", 8, 0.0), 8, "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8"),
+        (member("a", 8, 0.0, status="open"), -1, "rollout 'a' has status open; finish it first"),
+        (UNTRAINED, -1, "rollout 'c' has a sequence without trained tokens"),
+    ],
+)
+def test_ab_4_a_group_with_a_rollout_that_cannot_be_trained_is_not_posted(other, limit, reason):
+    """The service accepts sequences that are shorter than its limit; 0 or less means no limit."""
+    body, reasons = prepare(2, [member("b", 7, 1.0), other], PushOptions(""), limit)
 
-    assert body is None
-    assert reasons[0] == "rollout 'b' has status open; finish it first"
+    assert (body, reasons[0]) == (None, reason)
+    assert prepare(2, [member("a", 8, 0.0), member("b", 7, 1.0)], PushOptions(""), -1)[0] is not None
 
 
 def test_a_group_has_an_env_id_only_if_one_is_configured():
@@ -293,15 +295,6 @@ async def test_a_done_group_is_not_posted_unless_named(http, proxy, service):
 
     assert not received
     assert "group 'g': its status is already done" in output
-
-
-def test_a_group_with_a_sequence_without_trained_tokens_is_not_posted():
-    untrained = member("a", 3, 0.0)
-    untrained.rows.rows[0]["masks"] = [[-100] * 3]
-    body, reasons = prepare(2, [untrained, member("b", 3, 1.0)], PushOptions(""), -1)
-
-    assert body is None
-    assert reasons[0] == "rollout 'a' has a sequence without trained tokens"
 
 
 async def test_an_unreachable_service_is_an_error(proxy):

@@ -43,33 +43,21 @@ async def served(engine, store):
         yield served
 
 
-async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, engine, requests):
+@pytest.mark.parametrize(("policy", "path"), [(None, "/policy"), ("planner", "/policies/planner")])
+async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, engine, requests, policy, path):
+    """On the routes of the policy."""
     client = client_at(engine.url)
-    result = await client.update_policy(2, lambda: requests.append("update"), drain_s=30, mode="reject")
+    result = await client.update_policy(2, lambda: requests.append("update"), drain_s=30, mode="reject", policy=policy)
     await client.close()
 
     assert requests == [
-        ("GET", "/policy", {"raw": b""}),
-        ("POST", "/policy/pause?drain_s=30", {"mode": "reject", "in_flight": "resume"}),
+        ("GET", path, {"raw": b""}),
+        ("POST", f"{path}/pause?drain_s=30", {"mode": "reject", "in_flight": "resume"}),
         "update",
-        ("PUT", "/policy", {"version": 2}),
-        ("POST", "/policy/resume", {"raw": b""}),
+        ("PUT", path, {"version": 2}),
+        ("POST", f"{path}/resume", {"raw": b""}),
     ]
     assert result == {"version": "2", "mode": "wait", "in_flight": 0, "drained": True}
-
-
-async def test_an_update_of_a_named_policy_uses_its_routes(client_at, engine, requests):
-    client = client_at(engine.url)
-    await client.update_policy(2, lambda: requests.append("update"), policy="planner")
-    await client.close()
-
-    assert requests == [
-        ("GET", "/policies/planner", {"raw": b""}),
-        ("POST", "/policies/planner/pause?drain_s=60.0", {"mode": "wait", "in_flight": "resume"}),
-        "update",
-        ("PUT", "/policies/planner", {"version": 2}),
-        ("POST", "/policies/planner/resume", {"raw": b""}),
-    ]
 
 
 async def test_an_update_of_an_unknown_policy_is_an_error_without_an_update(client_at, served):
