@@ -17,7 +17,6 @@ FOREIGN: dict[str, set[str]] = {
     },
     "a user and a group": {"tokentape tokentape"},
     "Linux": {"tcpi_unacked"},
-    "llama.cpp": {"/props"},
     "OpenAI's hosted tools": {"code_interpreter", "file_search", "image_generation", "local_shell"},
     "Osmosis' rollout servers": {"POST /rollout", "POST /v1/rollout/init"},
     "processors of images": {"image_token_id", "load_images"},
