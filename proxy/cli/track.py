@@ -193,10 +193,10 @@ def follow(client: Client, log: Log, options: Tracked) -> None:
 
 
 def track(url: str, api_key: str | None, options: Tracked, start: int, log_one: Track) -> None:
-    """Log rollouts until Ctrl-C, also after failures of the proxy or its store.
+    """Log rollouts until Ctrl-C, also after failures of the proxy or its store; with `once`, a failure ends it.
 
     Raises:
-        ClientError: The proxy refuses the requests.
+        ClientError: The proxy refuses the requests, or with `once` is unreachable.
         OSError, ValueError: The file cannot be written, or belongs to another process or run.
     """
     with options.file.open("a+b") as file, Client(url, api_key=api_key) as client:
@@ -205,7 +205,7 @@ def track(url: str, api_key: str | None, options: Tracked, start: int, log_one: 
             try:
                 return follow(client, log, options)
             except ClientError as error:
-                if not error.may_pass:
+                if options.once or not error.may_pass:
                     raise
                 print_note(f"{error}; trying again in {RETRY_S:g} s", "dim")
             time.sleep(RETRY_S)

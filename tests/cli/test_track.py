@@ -237,6 +237,15 @@ async def test_a_wrong_key_ends_the_program_and_another_failure_does_not(engine,
     assert "503" in capsys.readouterr().err
 
 
+async def test_with_once_a_proxy_that_is_away_is_an_error(tmp_path, monkeypatch, unused_tcp_port):
+    """The command does not wait for it: it may run from a schedule."""
+    monkeypatch.setattr(tracking, "Client", lambda url, **options: Client(url, attempts=1, **options))
+    command = ["track", "--once", "--url", f"http://127.0.0.1:{unused_tcp_port}", "--file", str(tmp_path / "log")]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command)
+
+    assert (done.exit_code, str(unused_tcp_port) in done.stderr) == (1, True)
+
+
 async def test_each_nth_rollout_is_logged_with_its_text(simulated, tmp_path):
     """The output has the lines of the file; a tracker gets the text that `show --whole` prints."""
     url, texts = simulated[0], {}
