@@ -151,6 +151,11 @@ def continue_last(chat: Json, reasoning_field: str) -> None:
         chat["messages"] = chat["messages"][:-1]
 
 
+def text_part(text: str) -> Json:
+    """Return a part of content, in chat and in Messages."""
+    return {"type": "text", "text": text}
+
+
 def chat_content(parts: list[Json]) -> str | list[Json]:
     """Return chat content with these parts: a single text is a string, as chat's clients send it."""
     text: str | list[Json] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts

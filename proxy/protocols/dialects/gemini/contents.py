@@ -31,6 +31,7 @@ from proxy.protocols.dialects.translation import (
     required,
     serialize,
     snake_case,
+    text_part,
 )
 from proxy.protocols.dialects.translation import objects as objects_of_list
 from proxy.trajectory.json_bytes import parse_text
@@ -186,7 +187,7 @@ def _user_messages(turn: Sequence[Content], calls: Sequence[Json]) -> list[Json]
 def _user_part(part: Json, path: str) -> Json:
     kind = kind_of(part, path)
     if kind == "text" and not optional(a_flag, part, "thought", path):
-        return {"type": "text", "text": required(a_text, part, "text", path)}
+        return text_part(required(a_text, part, "text", path))
     if kind == "inlineData":
         return required(inline_part, part, kind, path)
     if kind == "fileData":
@@ -342,7 +343,7 @@ def inline_part(value: Any, path: str) -> Json:
         text = decoded(data)
         if text is None:
             raise refusal(f"{path}.data", "must be UTF-8 in base64")
-        return {"type": "text", "text": text}
+        return text_part(text)
     if kind == "audio":
         return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS.get(subtype, subtype)}}
     return _by_url(kind, f"data:{kind}/{subtype};base64,{data}", path)

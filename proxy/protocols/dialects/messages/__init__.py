@@ -37,6 +37,7 @@ from proxy.protocols.dialects.translation import (
     parse_arguments,
     read_usage,
     reasoning_of,
+    text_part,
 )
 
 _NO_RESPONSE = "the engine's response ended before it began"
@@ -89,7 +90,8 @@ class MessagesRenderer(ResponseRenderer):
                 events.append(take(TEXT, self._add_text, reasoning, "thinking"))
             if content := delta.get("content"):
                 events.append(take(TEXT, self._add_text, content, "text"))
-            events += [take(call.get("index", 0), self._add_call, call) for call in delta.get("tool_calls") or ()]
+            if calls := delta.get("tool_calls"):
+                events += [take(call.get("index", 0), self._add_call, call) for call in calls]
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
@@ -103,7 +105,7 @@ class MessagesRenderer(ResponseRenderer):
             if call.block is None:
                 events += self._begin_call(call)
         if (choice.get("message") or {}).get("content") == "" and not self._has_text:
-            events += self._begin("text", _text(""))
+            events += self._begin("text", text_part(""))
         events += self._close()
         reason, stop = stop_reason_from(choice, self._stops)
         delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
@@ -128,13 +130,13 @@ class MessagesRenderer(ResponseRenderer):
         if reasoning := reasoning_of(message):
             yield _thinking(reasoning, self._signature)
         if content := message.get("content"):
-            yield _text(content)
+            yield text_part(content)
         calls = message.get("tool_calls") or []
         for call_id, call in zip(call_ids(calls, self._identity.step_id), calls, strict=True):
             function = call.get("function") or {}
             yield _tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
         if content == "":
-            yield _text("")
+            yield text_part("")
 
     def _start(self, usage: Any) -> bytes:
         self._started = True
@@ -144,7 +146,7 @@ class MessagesRenderer(ResponseRenderer):
     def _add_text(self, content: str, kind: str) -> bytes:
         begun = b""
         if self._open != kind:
-            begun = b"".join(self._begin(kind, _text("") if kind == "text" else _thinking("", "")))
+            begun = b"".join(self._begin(kind, text_part("") if kind == "text" else _thinking("", "")))
         self._has_text = self._has_text or kind == "text"
         delta = {"type": f"{kind}_delta", kind: content}
         return begun + event("content_block_delta", index=self._blocks - 1, delta=delta)
@@ -188,10 +190,6 @@ class MessagesRenderer(ResponseRenderer):
         if self._open is not None:
             yield event("content_block_stop", index=self._blocks - 1)
         self._open = None
-
-
-def _text(content: str) -> Json:
-    return {"type": "text", "text": content}
 
 
 def _thinking(reasoning: str, signature: str) -> Json:

@@ -29,6 +29,7 @@ from proxy.protocols.dialects.translation import (
     refusal,
     required,
     schema_format,
+    text_part,
 )
 
 Blocks = list[tuple[str, Json]]  # with their paths
@@ -43,7 +44,7 @@ TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system mess
 def blocks_from(content: Any, path: str) -> Blocks:
     """Return the blocks of a message's content, each with its path. A string is one text block."""
     if isinstance(content, str):
-        return [(path, {"type": "text", "text": content})]
+        return [(path, text_part(content))]
     return [(f"{path}.{n}", an_object(block, f"{path}.{n}")) for n, block in enumerate(a_list(content, path))]
 
 
@@ -51,7 +52,7 @@ def parts_from(block: Json, path: str) -> list[Json]:
     """Return the chat message parts of this block."""
     kind = required(a_text, block, "type", path)
     if kind == "text":
-        return [_text(required(a_text, block, "text", path))]
+        return [text_part(required(a_text, block, "text", path))]
     if kind == "image":
         return [_image(required(an_object, block, "source", path), f"{path}.source")]
     if kind == "document":
@@ -92,10 +93,6 @@ def _all_parts(content: Any, path: str) -> list[Json]:
     return [part for block_path, block in blocks_from(content, path) for part in parts_from(block, block_path)]
 
 
-def _text(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
 def _image(source: Json, path: str) -> Json:
     if one_of(source.get("type"), f"{path}.type", ("base64", "url")) == "url":
         url = required(a_text, source, "url", path)
@@ -110,7 +107,7 @@ def _document(block: Json, path: str) -> list[Json]:
     source, source_path = required(an_object, block, "source", path), f"{path}.source"
     kind = required(a_text, source, "type", source_path)
     if kind == "text":
-        parts = [_text(required(a_text, source, "data", source_path))]
+        parts = [text_part(required(a_text, source, "data", source_path))]
     elif kind == "content":
         parts = _all_parts(source.get("content"), f"{source_path}.content")
     else:
@@ -121,7 +118,7 @@ def _document(block: Json, path: str) -> list[Json]:
 def _headings(block: Json, names: tuple[str, ...], path: str) -> Iterator[Json]:
     for name in names:
         if (text := optional(a_text, block, name, path)) is not None:
-            yield _text(text)
+            yield text_part(text)
 
 
 def read_conversation(
@@ -231,7 +228,7 @@ def _assistant_content(blocks: Blocks) -> str | list[Json] | None:
         parts += [[text] for text in texts]
     if not parts:
         return "" if found else None
-    return chat_content([{"type": "text", "text": "".join(pieces)} for pieces in parts])
+    return chat_content([text_part("".join(pieces)) for pieces in parts])
 
 
 def _call(block: Json, path: str, sampled: SampledCalls) -> Json:

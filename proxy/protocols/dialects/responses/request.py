@@ -40,6 +40,7 @@ from proxy.protocols.dialects.translation import (
     passed_fields,
     required,
     schema_format,
+    text_part,
     texts,
     unknown,
     wrong,
@@ -198,7 +199,7 @@ class _MessageBuilder:
     def _agent_message(self, item: Json, path: str) -> None:
         """Add a message between agents of Codex 0.169. Its payload is an argument as it was sampled, not encrypted."""
         texts = [
-            {"type": "text", "text": required(a_text, part, "encrypted_content", part_path)}
+            text_part(required(a_text, part, "encrypted_content", part_path))
             if part.get("type") == "encrypted_content"
             else part
             for part, part_path in required(objects, item, "content", path)
@@ -314,7 +315,7 @@ def read_assistant_content(value: object, path: str) -> tuple[str | None, str | 
 def _part(part: Json, path: str) -> Json:
     kind = required(a_text, part, "type", path)
     if kind in _TEXTS:
-        return {"type": "text", "text": required(a_text, part, "text", path)}
+        return text_part(required(a_text, part, "text", path))
     if kind == "input_image":
         return _image(part, path)
     if kind == "input_file":
@@ -343,7 +344,7 @@ def _file(part: Json, path: str) -> Json:
     name = optional(a_text, part, "filename", path)
     head, found, coded = content.partition(";base64,")
     if found and head.startswith("data:text/") and (text := decoded(coded)) is not None:
-        return {"type": "text", "text": text}
+        return text_part(text)
     fields: dict[str, Any] = {"file_data": content}
     return {"type": "file", "file": fields if name is None else {**fields, "filename": name}}
 
@@ -477,7 +478,7 @@ def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: Re
 
 
 def _plain_texts(content: str | list[Json]) -> list[str] | None:
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = [text_part(content)] if isinstance(content, str) else content
     return [part["text"] for part in parts] if all(part["type"] == "text" for part in parts) else None
 
 
