@@ -34,10 +34,6 @@ class KeyRing:
         self._hashes = tuple(_hash(key) for key in keys)
         self.are_required = bool(self._hashes)  # without a configured key, the API requires none
 
-    def __bool__(self) -> bool:
-        """Return whether any key is configured."""
-        return self.are_required
-
     def __contains__(self, key: str) -> bool:
         """Return whether this is one of the keys."""
         hashed = _hash(key)

@@ -80,7 +80,7 @@ def has_control(key: str | None, context: Context) -> bool:
     """
     if key is not None and key in context.control_keys:
         return True
-    is_open = not context.control_keys and context.settings.control.listen is None
+    is_open = not context.control_keys.are_required and context.settings.control.listen is None
     return is_open and (key is None or not _is_of_agents(key, context))
 
 
@@ -152,7 +152,7 @@ def check_control_key(request: web.Request, context: Context) -> None:
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
     if key is not None and key not in context.control_keys and _is_of_agents(key, context):
         raise Forbidden("This API key is for the model API only; the control API requires a control key.")
-    if context.control_keys and (key is None or key not in context.control_keys):
+    if context.control_keys.are_required and (key is None or key not in context.control_keys):
         raise Unauthorized("A control key is required (Authorization: Bearer …).")
 
 

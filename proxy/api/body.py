@@ -318,7 +318,9 @@ def _long_integer(text: bytes, inexact: set[float]) -> str | None:
     for _ in range(_MAX_RUNS):
         if start < 0:
             return None
-        end = _end_of_digits(text, start)
+        digits = _DIGITS.match(text, start)
+        assert digits is not None
+        end = digits.end()
         literal = _integer_at(text, start, end)
         if literal is not None and not -(2**63) <= int(literal) < 2**64 and float(literal) in inexact:
             quotes += _quotes(text[checked:start])
@@ -334,12 +336,6 @@ def _long_integer(text: bytes, inexact: set[float]) -> str | None:
 
 def _quotes(text: bytes) -> int:
     return _unescaped(text).count(b'"')
-
-
-def _end_of_digits(text: bytes, start: int) -> int:
-    digits = _DIGITS.match(text, start)
-    assert digits is not None
-    return digits.end()
 
 
 def _integer_at(text: bytes, start: int, end: int) -> bytes | None:

@@ -15,7 +15,6 @@ from proxy.protocols.dialects.base import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.admission import Admission
-from proxy.rollouts.drift import DriftReporter
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.playback import ServedTapes, Tapes
@@ -73,11 +72,6 @@ class Context:
     start_trace: Callable[[Any], Any] | None = None
     served_tapes: ServedTapes | None = None  # in place of engines
     pacing: StartPacing = field(default_factory=StartPacing)
-
-    @property
-    def drift(self) -> DriftReporter:
-        """The drift of rollouts: its texts and its counts."""
-        return self.finisher.drift
 
 
 CONTEXT = web.AppKey("context", Context)

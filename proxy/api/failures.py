@@ -52,14 +52,6 @@ def visible_error(request: web.Request, error: ProxyError) -> ProxyError:
     return error.for_agents(f"error id {error_id}")
 
 
-def error_response(request: web.Request, error: ProxyError) -> web.Response:
-    """Return the error response in the format of the request's API and dialect."""
-    error = visible_error(request, error)
-    dialect = request.get(ERROR_DIALECT)
-    body = dialect.error(error) if dialect else openai_error(error)
-    return web.Response(status=error.status, headers=error_headers(request, error), body=body)
-
-
 def error_headers(request: web.Request, error: ProxyError) -> dict[str, str]:
     """Return the headers of an error response."""
     headers = {"Content-Type": "application/json"}
@@ -104,7 +96,7 @@ async def answer_failures(
 
 
 def _failed(request: web.Request, error: ProxyError) -> web.Response:
-    """Return the error response.
+    """Return the error response in the format of the request's API and dialect.
 
     If a part of another response was written already, the connection is closed, so that it does not look complete.
     """
@@ -112,4 +104,7 @@ def _failed(request: web.Request, error: ProxyError) -> web.Response:
         request.transport.close()
     if CONTEXT in request.app:  # the standby application has none
         request.app[CONTEXT].metrics.errors.labels(error.code).inc()
-    return error_response(request, error)
+    error = visible_error(request, error)
+    dialect = request.get(ERROR_DIALECT)
+    body = dialect.error(error) if dialect else openai_error(error)
+    return web.Response(status=error.status, headers=error_headers(request, error), body=body)

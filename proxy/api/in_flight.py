@@ -74,9 +74,6 @@ class ByteReservation:
         self._limit = limit
         self._bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<ByteReservation of {self._bytes} bytes>"
-
     def grow(self, more: int) -> None:
         """Reserve more bytes before they are used, or release some (negative). Raises Overloaded."""
         self._limit.take(more, own=self._bytes)
@@ -101,9 +98,6 @@ class InFlightBytes:
         self.calls: set[CallInFlight] = set()
         metrics.in_flight_bytes.set_function(self.total_bytes)
         metrics.in_flight_limit_bytes.set(limit_bytes)
-
-    def __repr__(self) -> str:
-        return f"<InFlightBytes {self.total_bytes()} of {self._limit_bytes} bytes>"
 
     def total_bytes(self) -> int:
         """Return the bytes in flight: request bodies, forwarded requests with their responses, and steps to be stored.
@@ -246,14 +240,6 @@ def _unsent(request: web.Request) -> int:
     return transport.get_write_buffer_size()
 
 
-def check_connection(request: web.Request) -> None:
-    """Raise Overloaded if the request is on a connection above the limit (`server.connections`)."""
-    if limit := getattr(request.protocol, "surplus", 0):
-        raise Overloaded(
-            f"This process has more than {limit} connections (agents.max_connections). Close unused ones, or try again later."
-        )
-
-
 def _must_leave(labels: Collection[str] | None, call: CallInFlight) -> bool:
     """Return whether a call still is to leave its engine: it may have gone on at another one, or the pause may be over."""
     label, pause = call.endpoint.label, call.policy.pause
@@ -280,9 +266,6 @@ class StartPacing:
         self._limit = limit
         self._started: list[None] = []  # an item for each start in this iteration; cleared before the next one
         self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def __repr__(self) -> str:
-        return f"<StartPacing, {len(self._waiting)} waiting>"
 
     @property
     def waiting(self) -> int:

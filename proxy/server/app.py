@@ -114,14 +114,14 @@ def _context_lifespan(
             app[ROLLOUT_SERVERS] = _kept(
                 stack, RolloutServers(settings.osmosis)
             )  # closed before the recorder, which it uses
-            watch = _kept(stack, DriftWatch(context.drift))
+            watch = _kept(stack, DriftWatch(context.finisher.drift))
             _kept(stack, Deadlines(context.finisher)).start()
             for policy in context.policies:
                 of_policy = (policy.name, _WEIGHTS_CHANGED)
                 policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, *of_policy)
                 policy.pause.interrupt_calls = partial(context.memory_limit.interrupt_sampled, *of_policy)
             context.recorder.followers += [context.continuation.offer, watch.offer]
-            context.recorder.late_followers.append(context.drift.settle_late)
+            context.recorder.late_followers.append(context.finisher.drift.settle_late)
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )

@@ -58,9 +58,6 @@ class Acceptor:
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
 
-    def __repr__(self) -> str:
-        return f"<Acceptor for {len(self._workers)} workers>"
-
     @property
     def waiting(self) -> int:
         """The number of connections that no worker has yet."""

@@ -91,9 +91,6 @@ class Workers:
         self._processes: dict[int, Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    def __repr__(self) -> str:
-        return f"<Workers {[process.pid for process in self._processes.values()]}>"
-
     async def start(self) -> RunningServer:
         """Start the workers; return when all listen.
 
@@ -196,7 +193,8 @@ async def work() -> None:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.request)
-        pipe = await _pipe()
+        pipe = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin)
         start = orjson.loads(await pipe.readline())
         settings = Settings(**start["settings"])
         set_up(settings.log.level, settings.log.format)
@@ -211,12 +209,6 @@ async def work() -> None:
             listening.cancel()
             for channel in channels:
                 channel.close()
-
-
-async def _pipe() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
 
 
 async def _watch_pipe(pipe: asyncio.StreamReader, stop: ShutdownSignal) -> None:

@@ -141,12 +141,6 @@ def terms_from(rollout: Rollout) -> Mapping[str, Any] | None:
     return terms if isinstance(terms, Mapping) and not terms.get("deleted") else None
 
 
-def deleted_metadata(rollout: Rollout) -> dict[str, Any]:
-    """Return the metadata of a rollout that is kept after its session is deleted: its terms are marked as deleted."""
-    terms = rollout.metadata.get(TERMS)
-    return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionChat(CallAdapter):
     """One chat call of a session."""
@@ -391,7 +385,9 @@ async def delete_session(request: web.Request) -> web.Response:
             rollout = await context.finisher.finish(rollout, "completed")
     with suppress(NotFound):  # deleted meanwhile
         while not is_marked:
-            fields = write_fields({"metadata": deleted_metadata(rollout)})
+            terms = rollout.metadata.get(TERMS)
+            deleted = {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}
+            fields = write_fields({"metadata": {**rollout.metadata, TERMS: deleted}})
             expect = {"metadata": rollout.origin.fields.get("metadata")}
             is_marked, rollout = await update_rollout(context, rollout, fields, expect)
     return json_response({"status": "deleted", "uuid": name})

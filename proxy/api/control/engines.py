@@ -38,7 +38,7 @@ async def put_engines(request: web.Request) -> web.Response:
     calls, and can make the proxy send requests to any reachable address.
     """
     context = request.app[CONTEXT]
-    if not context.control_keys:
+    if not context.control_keys.are_required:
         raise Forbidden("Changing endpoints requires a control key, and none is configured; set control.api_keys.")
     await context.registry.put((await body_from(request, PutEngines)).endpoints)
     return await _engines_response(context)

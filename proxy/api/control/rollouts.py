@@ -150,7 +150,7 @@ async def _candidates(
 async def show_rollout(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}`. It starts the search for unknown context of the drift: the next response may have them."""
     context, rollout = request.app[CONTEXT], await rollout_from(request)
-    context.drift.complete(rollout)
+    context.finisher.drift.complete(rollout)
     return json_response(await _shown(request, context, rollout))
 
 

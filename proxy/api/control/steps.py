@@ -83,10 +83,10 @@ async def show_tree(request: web.Request) -> web.Response:
     rollout = await rollout_from(request)
     context = request.app[CONTEXT]
     steps = await read_steps(context.store, rollout, whole=True)
-    drift = await context.drift.find(rollout, steps, texts="all" if texts else "none")
+    drift = await context.finisher.drift.find(rollout, steps, texts="all" if texts else "none")
     if texts and rollout.is_finished:
         with suppress(StorageError):  # a later request counts it
-            await context.drift.count(rollout, drift, len(steps))
+            await context.finisher.drift.count(rollout, drift, len(steps))
     body = await asyncio.to_thread(lambda: to_json_bytes(_tree_json(context, rollout, steps, drift)))
     return web.Response(body=body, content_type="application/json")
 

@@ -434,18 +434,12 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
                     break
 
 
-async def _read(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpRequest | None]:
-    """Parse a response, and return what is missing.
+async def _missing(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpRequest | None]:
+    """Parse a long response, and return what is missing.
 
-    Long ones of a rollout are parsed one after the other: of calls that arrive together, all but the first one repeat its
-    prompt.
+    Those of a rollout are parsed one after the other: of calls that arrive together, all but the first one repeat its prompt.
     """
     live, response = call.admitted.live, exchange.response
-    call.work_bytes += call.response_bytes
-    if call.work_bytes <= PLAIN_BYTES:
-        missing = exchange.missing()
-        live.prompt = response.prompt or call.plan.prompt or live.prompt
-        return missing
     async with live.large_work:
         if isinstance(response, Withheld):
             call.work_bytes -= response.repeat(call.plan.prompt or live.prompt)
@@ -456,7 +450,7 @@ async def _read(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpReq
                 exchange.is_read = False  # it is not parsed
                 raise
         missing = await off_loop(call.work_bytes, PLAIN_BYTES, exchange.missing)
-        live.prompt = response.prompt or call.plan.prompt or live.prompt
+        live.prompt = response.prompt or call.plan.prompt or live.prompt  # for the next one
     return missing
 
 
@@ -468,7 +462,13 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
         call.endpoint.forces_usage.oppose()
     if call.is_told:
         await tell(call, exchange)
-    model, request = await _read(call, exchange)
+    call.work_bytes += call.response_bytes
+    if call.work_bytes <= PLAIN_BYTES:
+        live = call.admitted.live
+        model, request = exchange.missing()
+        live.prompt = exchange.response.prompt or call.plan.prompt or live.prompt
+    else:
+        model, request = await _missing(call, exchange)
     if model is not None:
         exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)
     if request is None:

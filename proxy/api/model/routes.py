@@ -20,7 +20,6 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import CLIENT_CLOSED_REQUEST, ERROR_DIALECT
 from proxy.api.health import show_health
-from proxy.api.in_flight import check_connection
 from proxy.api.model import playing
 from proxy.api.model.call import Call, ModelRequest, endpoints_of, model_of, plan_for
 from proxy.api.model.relay import relay
@@ -40,7 +39,7 @@ from proxy.api.model.unrecorded import (
 )
 from proxy.api.requests import id_from_path, json_response
 from proxy.clock import new_id
-from proxy.errors import BadRequest, NotFound, UnprocessableRequest, UpgradeRequired
+from proxy.errors import BadRequest, NotFound, Overloaded, UnprocessableRequest, UpgradeRequired
 from proxy.protocols.dialects import DIALECTS, gemini
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.responses import RESPONSES, resolve_references
@@ -66,16 +65,12 @@ from proxy.upstream.http_client import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADE
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
 
 
-# Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises UnprocessableRequest.
-ReadAdapter: TypeAlias = Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None]
-
-
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """An endpoint that samples: the dialect of its errors, and its adapters, which are tried in order."""
+    """An endpoint that samples: the dialect of its errors, and what reads its bodies, tried in order; None: another shape."""
 
     errors: ErrorDialect
-    adapters: tuple[ReadAdapter, ...] = ()
+    adapters: tuple[Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None], ...] = ()
 
     def read(self, endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> CallAdapter | None:
         """Return the adapter of a body; None if the body has the endpoint's own format. Raises UnprocessableRequest."""
@@ -94,13 +89,11 @@ class ModelRoute:
     takes_control_keys: bool = False
 
 
-async def _show_health(call: ModelRequest) -> web.StreamResponse:
-    return await show_health(call.request)
-
-
 MODEL_ROUTES: Final[Mapping[str, ModelRoute]] = {
     COUNT: ModelRoute("POST", count_tokens),
-    "/health": ModelRoute("GET", _show_health),  # of a rollout: Atropos' VLLMServer requests it once a second
+    "/health": ModelRoute(
+        "GET", lambda call: show_health(call.request)
+    ),  # of a rollout: Atropos' VLLMServer requests it once a second
     "/v1/models": ModelRoute("GET", show_models),
 }
 _ROLLOUTS: Final = ("/rollouts/", "/sessions/")  # before the id of a rollout
@@ -128,7 +121,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     if errors is not None:
         request[ERROR_DIALECT] = errors
     if calls is None:
-        route = _route_of(app[OTHERS], endpoint)
+        below = (route for prefix, route in _PREFIXES.items() if endpoint.startswith(prefix))
+        route = app[OTHERS].get(endpoint) or next(below, None)
     caller = await identify(
         request,
         context,
@@ -159,12 +153,6 @@ def parse_path(raw_path: str) -> tuple[str, str | None]:
             if slash:
                 return f"/{rest}", segment
     return raw_path, None
-
-
-def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | None:
-    if (route := routes.get(endpoint)) is not None:
-        return route
-    return next((route for prefix, route in _PREFIXES.items() if endpoint.startswith(prefix)), None)
 
 
 def _other_method(request: web.Request, endpoint: str) -> BadRequest:
@@ -255,7 +243,10 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     """Return the call, or the response to a call that is forwarded unrecorded. Raises BadRequest or a subclass."""
     context = request.context
     received, started = context.clock.now(), context.clock.monotonic()
-    check_connection(request.request)
+    if limit := getattr(request.request.protocol, "surplus", 0):  # see `server.connections`
+        raise Overloaded(
+            f"This process has more than {limit} connections (agents.max_connections). Close unused ones, or try again later."
+        )
     await context.pacing.turn()
     text = await read_bytes(request.request)
     live = context.rollouts.get(_text_rollout(request)) if len(text) >= LONG_TEXT else None

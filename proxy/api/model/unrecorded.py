@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
@@ -92,7 +92,11 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
 async def models_and_aliases(context: Context, headers: list[tuple[str, str]], models: Any) -> list[dict[str, Any]]:
     """Return the models of an engine's list, or of all engines if calls are routed by model, and the configured aliases."""
     served = await _served(context, headers) if context.upstream.routes_by_model else _models_of(models)
-    return list(_with_aliases(served, context.settings.models))
+    known = {model["id"]: model for model in served}
+    aliases = {alias: known[name] for alias, name in context.settings.models.items() if name in known}
+    return served + [
+        {**model, "id": alias} for alias, model in aliases.items() if not alias.endswith("*") and alias not in known
+    ]
 
 
 def find_model(listed: list[dict[str, Any]], name: str, aliases: dict[str, str]) -> dict[str, Any]:
@@ -146,14 +150,6 @@ def names_a_model(segments: str) -> bool:
     """Return whether the rest of a path, still encoded, stays below `/v1/models`, even if it is decoded several times."""
     name = unquote(segments)
     return name.isprintable() and "%" not in name and not {".", ".."} & set(re.split(r"[/\\]", name))
-
-
-def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:
-    yield from served
-    known = {model["id"]: model for model in served}
-    for alias, name in aliases.items():
-        if not alias.endswith("*") and name in known and alias not in known:
-            yield {**known[name], "id": alias}
 
 
 COUNT: Final = "/v1/messages/count_tokens"
