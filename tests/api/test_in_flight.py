@@ -1,9 +1,10 @@
-"""The memory of calls in flight, and clients that do not read."""
+"""Calls in flight: their memory, clients that do not read, surplus rollouts, and starts at the same time."""
 
 import asyncio
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -18,9 +19,10 @@ from tests.support.policies import policies_of
 from tests.support.recorded import load
 from tests.support.stored import stored_steps, wait_for_steps
 
-from proxy.api.in_flight import ByteReservation, InFlightBytes
+from proxy.api.in_flight import ByteReservation, InFlightBytes, StartPacing, SurplusCalls
 from proxy.errors import EngineResponseTooLarge, Overloaded
 from proxy.rollouts.policy import Policy
+from proxy.rollouts.rollout import write_fields
 from proxy.server.listener import running
 from proxy.telemetry.metrics import make_metrics
 
@@ -46,10 +48,10 @@ def endless(engine):
     return sent
 
 
-async def send_without_reading(url: str) -> socket.socket:
+async def send_without_reading(url: str, *, receive_bytes: int = 4096) -> socket.socket:
     """Send a streamed call and read nothing of its response."""
     client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     client.setblocking(False)
     address = urlsplit(url)
     await asyncio.get_running_loop().sock_connect(client, (address.hostname, address.port))
@@ -146,16 +148,18 @@ async def test_a_stalled_client_is_disconnected_and_its_step_is_recorded_as_part
 
 
 async def test_a_slow_client_gets_the_complete_stream(store, engine, http):
-    response = STREAM.response.replace(b"data: [DONE]\n\n", EVENT * 60 + b"data: [DONE]\n\n")
+    response = STREAM.response.replace(b"data: [DONE]\n\n", EVENT * 200 + b"data: [DONE]\n\n")
     engine.streams([response], then="end")
-    async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 2}), store) as served:
-        client = await send_without_reading(served.url)
+    async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 1}), store) as served:
+        client = await send_without_reading(
+            served.url, receive_bytes=2**18
+        )  # few reads, so that load hardly slows them
         received = b""
         while b"data: [DONE]\n\n" not in received[-100:]:
             read = await asyncio.get_running_loop().sock_recv(client, 2**17)
             assert read
             received += read
-            await asyncio.sleep(len(read) / 1_500_000)  # the whole stream takes longer than the stall timeout
+            await asyncio.sleep(len(read) / 4_000_000)  # the whole stream takes longer than the stall timeout
         client.close()
 
     assert [step.status for step in await stored_steps(store, "r1")] == ["complete"]
@@ -347,3 +351,140 @@ async def test_calls_that_went_on_before_their_turn_are_not_interrupted(memory_l
     memory_limit.calls.clear()
 
     assert len(interrupted) == 16
+
+
+class Call:
+    """A call in flight."""
+
+    def __init__(self, over_sampled) -> None:
+        self.over_sampled = over_sampled
+        self.stopped: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        self.stopped.append(reason)
+
+
+@pytest.fixture
+def metrics():
+    return make_metrics(CollectorRegistry())
+
+
+@pytest.fixture
+async def open_rollout(store):
+    """Return a function that opens a rollout with these fields, and returns a call of it in flight."""
+
+    async def opened(name, **fields):
+        stored = await store.open(name, write_fields(fields), now_ms=1)
+        return Call((name, stored.incarnation))
+
+    return opened
+
+
+async def test_only_calls_of_surplus_rollouts_are_stopped(store, open_rollout, metrics):
+    surplus = await open_rollout("surplus", status="aborted", reason="surplus")
+    others = [
+        await open_rollout("open"),
+        await open_rollout("late", status="aborted", reason="deadline"),
+        await open_rollout("done", status="completed"),
+    ]
+    of_no_group = Call(None)
+    of_before = Call(("surplus", "an earlier incarnation"))
+    await SurplusCalls(store, {surplus, *others, of_no_group, of_before}, metrics).stop_surplus()
+
+    assert surplus.stopped == ["its group is complete without it"]
+    assert [call.stopped for call in others] == [[], [], []]
+
+
+async def test_thousands_of_calls_are_looked_at(store, open_rollout, metrics):
+    calls = {await open_rollout(f"r{n}", status="aborted", reason="surplus") for n in range(200)}
+    await SurplusCalls(store, calls, metrics).stop_surplus()
+
+    assert all(call.stopped for call in calls)
+
+
+async def started(pacing: StartPacing, calls: int) -> tuple[list[int], list[asyncio.Task]]:
+    """Start calls at once; return their numbers in the order of their starts, which grows, and their tasks."""
+    order: list[int] = []
+
+    async def call(number: int) -> None:
+        await pacing.turn()
+        order.append(number)
+
+    tasks = [asyncio.create_task(call(number)) for number in range(calls)]
+    await asyncio.sleep(0)
+    return order, tasks
+
+
+async def test_calls_that_arrive_together_start_in_order_a_few_per_iteration_of_the_event_loop():
+    order, tasks = await started(StartPacing(4), 10)
+    counts = [len(order)]
+    while len(order) < 10:
+        await asyncio.sleep(0)
+        counts.append(len(order))
+    await asyncio.gather(*tasks)
+
+    assert [*range(10)] == order
+    assert counts[0] == 4
+    assert all(later - earlier <= 4 for earlier, later in pairwise(counts))
+
+
+async def test_a_call_that_arrives_while_others_wait_starts_after_them():
+    """In the iteration in which they start, and before they do."""
+    pacing, order, loop = StartPacing(1), [], asyncio.get_running_loop()
+    late = pacing.turn()
+
+    async def call(name: str) -> None:
+        await pacing.turn()
+        order.append(name)
+
+    def arrive() -> None:
+        with suppress(StopIteration):  # which the end of a coroutine raises
+            late.send(None)
+            return
+        order.append("late")
+
+    calls = [asyncio.create_task(call("first"))]
+    loop.call_soon(loop.call_soon, arrive)
+    calls.append(asyncio.create_task(call("second")))
+    await asyncio.gather(*calls)
+
+    assert order == ["first", "second"]
+    late.close()
+
+
+async def test_a_cancelled_call_takes_no_turn():
+    order, tasks = await started(StartPacing(2), 6)
+    for task in tasks[2:4]:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+    assert order == [0, 1, 4, 5]
+
+
+async def test_later_calls_start_at_once_after_a_burst():
+    pacing = StartPacing(2)
+    _, tasks = await started(pacing, 5)
+    await asyncio.gather(*tasks)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    order, tasks = await started(pacing, 2)
+
+    assert order == [0, 1]
+    await asyncio.gather(*tasks)
+
+
+async def test_other_requests_are_answered_while_calls_wait_for_their_turn(store, engine, http, monkeypatch):
+    """The calls are sent to the engine once they may start."""
+    engine.plays(load("chat_ids_lp"))
+    may_start = asyncio.Event()
+    monkeypatch.setattr(StartPacing, "turn", lambda _: may_start.wait())
+    async with proxying(engine.url, store) as served:
+        call = asyncio.create_task(http.post(f"{served.url}/rollouts/r1/v1/chat/completions", data=orjson.dumps(BODY)))
+        async with http.get(f"{served.url}/health") as response:
+            assert response.status == 200
+        assert not call.done()
+        assert not engine.requests
+        may_start.set()
+        async with await call as response:
+            assert response.status == 200
+    assert len(engine.requests) == 1
