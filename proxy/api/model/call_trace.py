@@ -142,7 +142,8 @@ class CallTrace:
     @_harmless
     def queued(self, call: Call) -> None:
         """Start the span of the queue: the call waits for a slot of its engine."""
-        self._queue = self._child("queue", self._now(call), {"tokentape.engine": call.endpoint.label})
+        if self._span.is_recording():
+            self._queue = self._child("queue", self._now(call), {"tokentape.engine": call.endpoint.label})
 
     @_harmless
     def sending(self, call: Call, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -191,8 +192,7 @@ class CallTrace:
         self._end_attempt(call, now, status, error)
         for began, ended in call.admitted.pauses:
             pause = self._child("pause", _ns(_time(call, began)), {"tokentape.policy": call.plan.policy})
-            if pause is not None:
-                pause.end(_ns(_time(call, ended)))
+            pause.end(_ns(_time(call, ended)))
         self._add_store(call, now)
         self._span.set_attributes(request_attributes(call.plan) | _server_attributes(call))
         if call.rollout.group_id is not None:
@@ -205,11 +205,8 @@ class CallTrace:
             _set_error(self._span, *error)
         self._span.end(now)
 
-    def _child(
-        self, name: str, start: int, attributes: Mapping[str, Any], kind: SpanKind = SpanKind.INTERNAL
-    ) -> Span | None:
-        if not self._span.is_recording():
-            return None
+    def _child(self, name: str, start: int, attributes: Mapping[str, Any], kind: SpanKind = SpanKind.INTERNAL) -> Span:
+        """Start a span below the call's, which is recorded."""
         return self._tracer.start_span(name, self._context, kind=kind, attributes=attributes, start_time=start)
 
     def _end_queue(self, now: int, fault: ProxyError | None = None) -> None:
@@ -241,10 +238,9 @@ class CallTrace:
         began = _ns(call.step.timing.stored or call.step.timing.last_byte or call.received)
         ended = now if self._stored is None else _ns(_time(call, self._stored))
         span = self._child("store", min(began, ended), {"db.operation.name": "append"})
-        if span is not None:
-            if self._fault is not None and is_failed:
-                _set_error(span, self._fault.code, self._fault.message)
-            span.end(ended)
+        if self._fault is not None and is_failed:
+            _set_error(span, self._fault.code, self._fault.message)
+        span.end(ended)
 
     def _now(self, call: Call) -> int:
         return _ns(_time(call, self._clock.monotonic()))
