@@ -315,6 +315,11 @@ class ResponseStream(Protocol):
         """Whether a stream can, now, not be resumed from its ids."""
         return False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all choices of a stream have ended: only its usage and its terminal event may be missing."""
+        return False
+
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
         ...
@@ -432,6 +437,10 @@ class StreamResponse(ResponseStream):
     @property
     def is_undecided(self) -> bool:
         return self._accumulator.is_undecided
+
+    @property
+    def has_ended(self) -> bool:
+        return self._accumulator.finished >= (self._view.choices or 1)
 
     def _take(self, events: list[Event], shown: list[bytes]) -> None:
         """Process events: what the client may receive of them now is appended to `shown`."""

@@ -53,7 +53,8 @@ class ScriptedEngine:
         self.parses = parses
         self.ends: list[tuple[int, str] | None] = []
         self.requests: list[dict[str, Any]] = []
-        self.held, self.released = asyncio.Event(), asyncio.Event()  # of a stream that is "held"
+        self.held, self.released = asyncio.Event(), asyncio.Event()  # of a stream that is "held", or before its usage
+        self.holds_usage = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read() or b"{}")
@@ -178,6 +179,9 @@ class ScriptedEngine:
             return stream
         if reason == "abort" and (sampled.ids or not is_chat):
             await part([], sampled.flushed, "abort")
+        if self.holds_usage:
+            self.held.set()
+            await self.released.wait()
         await write([], usage=usage, system_fingerprint="f")
         await stream.write(b"data: [DONE]\n\n")
         return stream

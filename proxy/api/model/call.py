@@ -141,8 +141,9 @@ class Call:
         """
         if self.task is None or self.step is not None or self.interrupted or self.cut is not None or self.is_waiting:
             return
-        if self.exchange is not None and self.exchange.is_whole:
-            return  # the engine has sent all of it
+        exchange = self.exchange
+        if exchange is not None and (exchange.is_whole or (exchange.response.has_ended and not is_last)):
+            return  # the engine has sent all of it, or samples no more
         if is_last or self.sent is None or self._keeps_sampled():
             self.interrupted = reason
             self.task.cancel()

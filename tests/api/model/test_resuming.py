@@ -26,7 +26,7 @@ from tests.support.scripted_engine import PROMPT, REPLY, ScriptedEngine, tokens_
 from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.api.in_flight import InFlightBytes
-from proxy.api.model import relay, telling
+from proxy.api.model import relay
 from proxy.api.model import resuming as resuming_calls
 from proxy.errors import Conflict
 from proxy.protocols.response import StreamResponse
@@ -498,72 +498,6 @@ async def metrics_of(http, served) -> str:
         return await response.text()
 
 
-async def test_texts_of_many_calls_that_are_cut_at_once_are_requested_a_few_at_a_time(store, http):
-    """One for each call: the end of their prompts is read once, by the first ones."""
-    engine, texts, most, running = ScriptedEngine(), 0, 0, 0
-    engine.ends = [(12, "abort")] * 100
-
-    async def handle(request):
-        nonlocal texts, most, running
-        if request.path != "/detokenize":
-            return await engine.handle(request)
-        texts, running = texts + 1, running + 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)  # several are open at once
-        running -= 1
-        return await engine.handle(request)
-
-    async with listening(handle) as url, resuming(url, store) as served:
-        body = {"model": "m", "messages": MESSAGES, "stream": True}
-        replies = await asyncio.gather(*(answer_of(http, served, body, f"r{number}") for number in range(100)))
-
-    assert {read(raw, is_stream=True)[0] for _, raw in replies} == {REPLY}
-    assert most <= 32
-    assert 100 <= texts <= 100 + 32
-
-
-async def test_calls_whose_texts_an_engine_does_not_return_go_on_with_those_of_another(store, http, monkeypatch):
-    """It takes all requests and returns nothing, and reads have no timeout: the calls behind do not wait for them."""
-    monkeypatch.setattr(telling, "_TEXT_TIMEOUT_S", 0.3)
-    first, second, hanging = ScriptedEngine(), ScriptedEngine(), asyncio.Event()
-    first.ends = second.ends = [(12, "abort")] * 100
-
-    async def handle(request):
-        if request.path == "/detokenize":
-            await hanging.wait()
-        return await first.handle(request)
-
-    async with listening(handle) as one, listening(second.handle) as other:
-        engines = {"endpoints": [{"url": one, "name": "a"}, {"url": other, "name": "b"}]}
-        async with proxying(None, store, engines=engines, agents={"max_resumes": 9}) as served, asyncio.timeout(30):
-            body = {"model": "m", "messages": MESSAGES, "stream": True}
-            calls = (answer_of(http, served, body, f"r{number}") for number in range(100))
-            replies = await asyncio.gather(*calls)
-            hanging.set()
-
-    assert {read(raw, is_stream=True)[:2][0] for _, raw in replies} == {REPLY}
-
-
-async def test_a_call_whose_text_no_engine_returns_waits_only_so_long(store, http):
-    """For `agents.resume_timeout_s` it reads comments; then it ends as its engine ended it."""
-    engine, hanging = ScriptedEngine(), asyncio.Event()
-    engine.ends = [(12, "abort")]
-
-    async def handle(request):
-        if request.path == "/detokenize":
-            await hanging.wait()
-        return await engine.handle(request)
-
-    body = {"model": "m", "messages": MESSAGES, "stream": True}
-    async with listening(handle) as url, resuming(url, store, resume_timeout_s=0.3) as served, asyncio.timeout(30):
-        _, raw = await answer_of(http, served, body)
-        counted = await metrics_of(http, served)
-        hanging.set()
-
-    assert read(raw, is_stream=True)[:2] == (REPLY[:12], ["abort"])
-    assert 'tokentape_resumed_calls_total{engine="fake",reason="tokenize",result="ended"} 1.0' in counted
-
-
 @pytest.mark.parametrize("lost", ["closed", 503])
 async def test_a_stream_goes_on_at_its_engine_once_that_is_restarted(store, http, lost):
     """Until then nothing of it responds, not even with the text of what was sampled; a gateway before it may."""
@@ -685,3 +619,28 @@ async def test_an_unexpected_error_while_a_cut_call_waits_leaves_its_step(store,
         (step,) = await wait_for_steps(store, "r1")
 
     assert ("partial", [*REPLY[:12].encode()]) == (step.status, [*step.choices[0].ids])
+
+
+async def test_a_pause_does_not_cut_a_stream_that_lacks_only_its_terminal_event(store, http, monkeypatch):
+    """Its engine samples no more, but the server of the engine is behind."""
+    engine, interrupt = ScriptedEngine(), InFlightBytes.interrupt_sampled
+    engine.holds_usage = True
+
+    def interrupt_sampled(*args, **options):
+        counts = interrupt(*args, **options)
+        engine.released.set()
+        return counts
+
+    monkeypatch.setattr(InFlightBytes, "interrupt_sampled", interrupt_sampled)
+    async with listening(engine.handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True}
+        answering = asyncio.create_task(answer_of(http, served, body))
+        await engine.held.wait()
+        async with http.get(f"{served.url}/health") as response:  # the last event was read
+            assert response.status == 200
+        async with http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}) as response:
+            paused = await response.json()
+        _, raw = await answering
+
+    assert (paused["drained"], paused["in_flight"]) == (True, 0)
+    assert read(raw, is_stream=True)[:2] == (REPLY, ["stop"])

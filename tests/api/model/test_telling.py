@@ -1,9 +1,14 @@
 """Replies whose parts do not show them: a cut was inside a stop string, a character, or what a parser reads."""
 
+import asyncio
+
 import orjson
 import pytest
-from tests.support.cut_calls import MESSAGES, REPLIES, content_of, read, replied
-from tests.support.scripted_engine import tokens_of
+from tests.support.cut_calls import MESSAGES, REPLIES, answer_of, content_of, read, replied, resuming
+from tests.support.fakes import listening, proxying
+from tests.support.scripted_engine import REPLY, ScriptedEngine, tokens_of
+
+from proxy.api.model import telling
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 CALLS = 'I look: <call>look {"word": "a < b"}</call><call>find {"n": [1, 2]}</call>'
@@ -73,3 +78,70 @@ async def test_an_engine_that_cannot_parse_ids_resumes_no_call_of_tools(store, h
     text, _, reasons = told(raw, is_stream=is_stream)
     assert (CALLS[:9], ["abort"]) == (text, reasons) if is_stream else (text, reasons) == (CALLS, ["stop"])
     assert "resumed" not in step.extra
+
+
+async def test_texts_of_many_calls_that_are_cut_at_once_are_requested_a_few_at_a_time(store, http):
+    """One for each call: the end of their prompts is read once, by the first ones."""
+    engine, texts, most, running = ScriptedEngine(), 0, 0, 0
+    engine.ends = [(12, "abort")] * 100
+
+    async def handle(request):
+        nonlocal texts, most, running
+        if request.path != "/detokenize":
+            return await engine.handle(request)
+        texts, running = texts + 1, running + 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)  # several are open at once
+        running -= 1
+        return await engine.handle(request)
+
+    async with listening(handle) as url, resuming(url, store) as served:
+        body = {"model": "m", "messages": MESSAGES, "stream": True}
+        replies = await asyncio.gather(*(answer_of(http, served, body, f"r{number}") for number in range(100)))
+
+    assert {read(raw, is_stream=True)[0] for _, raw in replies} == {REPLY}
+    assert most <= 32
+    assert 100 <= texts <= 100 + 32
+
+
+async def test_calls_whose_texts_an_engine_does_not_return_go_on_with_those_of_another(store, http, monkeypatch):
+    """It takes all requests and returns nothing, and reads have no timeout: the calls behind do not wait for them."""
+    monkeypatch.setattr(telling, "_TEXT_TIMEOUT_S", 0.3)
+    first, second, hanging = ScriptedEngine(), ScriptedEngine(), asyncio.Event()
+    first.ends = second.ends = [(12, "abort")] * 100
+
+    async def handle(request):
+        if request.path == "/detokenize":
+            await hanging.wait()
+        return await first.handle(request)
+
+    async with listening(handle) as one, listening(second.handle) as other:
+        engines = {"endpoints": [{"url": one, "name": "a"}, {"url": other, "name": "b"}]}
+        async with proxying(None, store, engines=engines, agents={"max_resumes": 9}) as served, asyncio.timeout(30):
+            body = {"model": "m", "messages": MESSAGES, "stream": True}
+            calls = (answer_of(http, served, body, f"r{number}") for number in range(100))
+            replies = await asyncio.gather(*calls)
+            hanging.set()
+
+    assert {read(raw, is_stream=True)[:2][0] for _, raw in replies} == {REPLY}
+
+
+async def test_a_call_whose_text_no_engine_returns_waits_only_so_long(store, http):
+    """For `agents.resume_timeout_s` it reads comments; then it ends as its engine ended it."""
+    engine, hanging = ScriptedEngine(), asyncio.Event()
+    engine.ends = [(12, "abort")]
+
+    async def handle(request):
+        if request.path == "/detokenize":
+            await hanging.wait()
+        return await engine.handle(request)
+
+    body = {"model": "m", "messages": MESSAGES, "stream": True}
+    async with listening(handle) as url, resuming(url, store, resume_timeout_s=0.3) as served, asyncio.timeout(30):
+        _, raw = await answer_of(http, served, body)
+        async with http.get(f"{served.url}/metrics") as response:
+            counted = await response.text()
+        hanging.set()
+
+    assert read(raw, is_stream=True)[:2] == (REPLY[:12], ["abort"])
+    assert 'tokentape_resumed_calls_total{engine="fake",reason="tokenize",result="ended"} 1.0' in counted
