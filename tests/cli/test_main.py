@@ -379,7 +379,7 @@ async def test_check_has_exit_statuses_for_a_port_in_use_and_for_an_engine_witho
     [
         ("main", ("aiohttp", "pydantic", "redis", "proxy.config.settings", "proxy.server.listener", "storage")),
         ("control", ("aiohttp", "pydantic", "redis", "proxy.config.settings", "storage")),
-        ("audit", ("redis", "proxy.server.app")),
+        ("audit", ("redis", "pydantic", "prometheus_client", "proxy.upstream.client")),
         ("archive", ("aiohttp", "proxy.api", "proxy.server.app")),
         ("serve", ("torch", "transformers", "pyarrow")),
     ],

@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from proxy.clock import Clock
 from proxy.errors import EngineError
-from proxy.rollouts.rollout import LiveRollout
 from proxy.rollouts.scoring.requests import SCORING_KINDS, NotScored, Scorer, TooLong, find_scorer, sender
 from proxy.rollouts.scoring.verdict import (
     OFFSETS,
@@ -37,13 +36,16 @@ from proxy.rollouts.scoring.verdict import (
     pairs_of,
 )
 from proxy.telemetry.logs import LOG
-from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.images import recorded as recorded_images
 from proxy.trajectory.step import Step
-from proxy.upstream.client import Upstream
 from proxy.upstream.concurrency import BackgroundWork
-from proxy.upstream.endpoint import Endpoint
-from storage.types import Appended
+
+if TYPE_CHECKING:  # of the server; `tokentape audit` starts without them
+    from proxy.rollouts.rollout import LiveRollout
+    from proxy.telemetry.metrics import Metrics
+    from proxy.upstream.client import Upstream
+    from proxy.upstream.endpoint import Endpoint
+    from storage.types import Appended
 
 TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"
 _CONTEXT_IDS = 5  # ids shown on each side of the first token beyond the tolerance
@@ -273,14 +275,14 @@ class BackgroundAudit(BackgroundWork):
     inside the event loop, `close` before the engines are closed.
     """
 
-    def __init__(self, rate: float, upstream: Upstream, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, rate: float, upstream: "Upstream", metrics: "Metrics", clock: Clock) -> None:
         self._rate = rate
         self._upstream = upstream
         self._metrics = metrics
         self._clock = clock
         self._waiting: asyncio.Queue[Step] = asyncio.Queue(maxsize=1)
 
-    def offer(self, step: Step, _live: LiveRollout, _appended: Appended, _bytes: int) -> None:
+    def offer(self, step: Step, _live: "LiveRollout", _appended: "Appended", _bytes: int) -> None:
         """Audit a stored step if it is sampled, can be scored, and no other step waits. Never blocks."""
         if self._waiting.full() or not is_scorable(step):
             return
@@ -301,7 +303,7 @@ class BackgroundAudit(BackgroundWork):
                 self._metrics.audits.labels(step.engine.name, NOT_SCORED).inc()
                 LOG.warning("Step not audited: %s", why, extra={"fields": {"step_id": step.step_id}})
 
-    async def _audit(self, step: Step, endpoint: Endpoint) -> None:
+    async def _audit(self, step: Step, endpoint: "Endpoint") -> None:
         engine = await find_scorer(sender(self._upstream, endpoint), step.engine.kind, None)
         scorer = Scorer(engine.send, engine.kind, step.model_served or engine.model, engine.window)
         sample = of_choice(step, step.choices[0])  # the other choices of the call have the same prompt and engine

@@ -20,15 +20,17 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import exp, log
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
 
 from proxy.errors import EngineResponseTooLarge
 from proxy.protocols.engines.sglang import read_vocabulary_size
-from proxy.upstream.client import JSON, Upstream, body_of
-from proxy.upstream.endpoint import Endpoint
+
+if TYPE_CHECKING:  # `tokentape audit` has a client of its own
+    from proxy.upstream.client import Upstream
+    from proxy.upstream.endpoint import Endpoint
 
 # Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.
 Send = Callable[[str, str, Any], Awaitable[tuple[int, bytes]]]
@@ -155,8 +157,11 @@ def _over_masks(
     return scores
 
 
-def sender(upstream: Upstream, endpoint: Endpoint, *, is_auxiliary: bool = False, max_bytes: int = MAX_BYTES) -> Send:
+def sender(
+    upstream: "Upstream", endpoint: "Endpoint", *, is_auxiliary: bool = False, max_bytes: int = MAX_BYTES
+) -> Send:
     """Return a function that sends requests to this endpoint. It raises EngineError if the engine is unreachable."""
+    from proxy.upstream.client import JSON, body_of  # noqa: PLC0415 - see above
 
     async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
         text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
