@@ -32,15 +32,16 @@ from proxy.upstream.http_client import HTTP_ERRORS, HttpClient, HttpResponse, en
 
 SendProbe = Callable[..., Coroutine[Any, Any, ProbeResponse]]
 
-_REQUEST_TIMEOUT_S: Final = 2
+_REQUEST_TIMEOUT_S: Final = 2  # of further traits: calls wait for it
 _MAX_PAUSE_S: Final = 60  # between detections, as long as no connection is lost
 
 
-async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
-    """Probe an engine, first with the routes that only one engine type has.
+async def detect(endpoint: Endpoint, send_probe: SendProbe) -> bool:
+    """Probe an engine, first with the routes that only one engine type has; return whether it showed all traits in time.
 
     An unreachable engine keeps its last known type, and so does one behind a gateway that returns errors for it.
     """
+    is_complete = True
     try:
         *specific, common = PROBE_PATHS
         answers = dict(zip(specific, await _probe_all(endpoint, specific, send_probe), strict=True))
@@ -53,16 +54,18 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         if not is_known and has_errors and endpoint.traits is not None:
             traits = endpoint.traits
             _update(endpoint, traits, is_known=False)
-            return
+            return True
         is_known = is_known or (answers[common].status == 200 and not has_errors)
         _update(endpoint, traits, is_known=is_known)
         endpoint.server = answers[specific[0]].server
-        endpoint.describe(await _with_further_traits(endpoint, traits, send_probe))
+        further, is_complete = await _with_further_traits(endpoint, traits, send_probe, _REQUEST_TIMEOUT_S)
+        endpoint.describe(further)
         endpoint.is_detected = is_known and not endpoint.is_lost
     except EngineError as fault:
         endpoint.last_fault = fault.message
     finally:
         endpoint.detection = None
+    return is_complete
 
 
 def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
@@ -87,16 +90,20 @@ def _identity(traits: Traits) -> tuple[Any, ...]:
     return traits.kind, traits.version, traits.has_parser, traits.model
 
 
-async def _with_further_traits(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
-    """Add the traits that the engine shows on request within the timeout, such as its sampling defaults; calls wait for it."""
+async def _with_further_traits(
+    endpoint: Endpoint, traits: Traits, send_probe: SendProbe, timeout_s: float
+) -> tuple[Traits, bool]:
+    """Add the traits that the engine shows on request, such as its sampling defaults; return whether all came in time."""
+    is_complete = True
     for request in ENGINES[traits.kind].traits_requests(traits):
         try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 response = await send_probe(endpoint, request.path, body=request.body)
-        except (EngineError, TimeoutError):
-            continue  # the type was detected
+        except (EngineError, TimeoutError) as error:  # the type was detected
+            is_complete = is_complete and not isinstance(error, TimeoutError)
+            continue
         traits = replace(traits, **request.read(response))
-    return traits
+    return traits, is_complete
 
 
 async def _probe_all(endpoint: Endpoint, paths: Sequence[str], send_probe: SendProbe) -> list[ProbeResponse]:
@@ -542,11 +549,19 @@ class Upstream:
         returned = endpoint.returns_ids
         try:
             async with asyncio.timeout(_PROBES_TIMEOUT_S):
-                await detect(endpoint, self._probe)
+                if not await detect(endpoint, self._probe):
+                    self._lookups.start(self._add_traits(endpoint))
         except TimeoutError:  # the next call begins another one
             endpoint.last_fault = f"Engine {endpoint.label} did not respond to probes within {_PROBES_TIMEOUT_S} s"
         if endpoint.returns_ids is not returned:
             self._show_ids(endpoint)
+
+    async def _add_traits(self, endpoint: Endpoint) -> None:
+        """Request traits again that an engine did not show in time: vLLM's first /openapi.json takes a busy machine seconds."""
+        if (known := endpoint.traits) is not None:
+            further, _ = await _with_further_traits(endpoint, known, self._probe, _PROBES_TIMEOUT_S)
+            if endpoint.traits is known:  # else it was detected again
+                endpoint.describe(further)
 
     def _redetect(self, endpoint: Endpoint) -> None:
         """Detect an engine again, at most once a minute: responses show that it may have been replaced."""

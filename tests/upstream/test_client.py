@@ -520,3 +520,27 @@ async def test_a_detection_that_an_engine_does_not_answer_ends(upstream_to, monk
 
         assert "did not respond to probes" in fault.message
         assert endpoint.kind == "vllm"
+
+
+async def test_traits_that_an_engine_does_not_show_in_time_are_known_later(upstream_to, monkeypatch):
+    """No call waits for them. vLLM shows at /openapi.json which calls it aborts by an id, and whether it parses ids."""
+    monkeypatch.setattr(client, "_REQUEST_TIMEOUT_S", 0.1)
+    is_slow = asyncio.Event()
+
+    async def handle(request):
+        if request.path == "/openapi.json":
+            await is_slow.wait()
+            return web.json_response({"paths": {"/v1/chat/completions/derender": {}}})
+        return web.json_response({"version": "0.32.0"} if request.path == "/version" else {})
+
+    async with listening(handle) as url:
+        upstream = upstream_to(url)
+        (endpoint,) = upstream.endpoints
+        assert await upstream.ensure_detected(endpoint) is None
+        before = endpoint.is_detected, endpoint.known().parses_ids
+        is_slow.set()
+        async with asyncio.timeout(20):
+            while not endpoint.known().parses_ids:
+                await asyncio.sleep(0.01)
+
+    assert before == (True, False)
