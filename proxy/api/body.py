@@ -199,6 +199,7 @@ _MAX_QUOTES: Final = 400_000  # at most this many, because the text is split at 
 # With these, orjson takes at most 75 ms for a body of 32 MiB, during which no other thread runs (docs/decisions/098).
 _FREE_WEIGHT: Final = 28 * 2**20  # of 600,000 token ids, or 40,000 short messages
 _WEIGHT_PER_BYTE: Final = 1
+_LIGHT_BYTES: Final = _FREE_WEIGHT // (max(WEIGHTS.values()) - _WEIGHT_PER_BYTE)  # no body of at most this is too heavy
 
 
 def read_body(text: bytes, weight: int | None = None) -> dict[str, Any]:
@@ -208,7 +209,8 @@ def read_body(text: bytes, weight: int | None = None) -> dict[str, Any]:
     """
     if not text:
         raise BadRequest("The request body is empty; send a JSON object.")
-    _check_weight(text, weight)
+    if len(text) > _LIGHT_BYTES:
+        _check_weight(text, weight)
     try:
         body = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -262,8 +264,6 @@ def _check_weight(text: bytes, weight: int | None) -> None:
     The passes are in C: all characters are counted first; if there are too many, those outside of strings.
     """
     most = _FREE_WEIGHT + _WEIGHT_PER_BYTE * len(text)
-    if len(text) * max(WEIGHTS.values()) <= most:
-        return
     if (most_weight(text) if weight is None else weight) <= most or _weight(text, _quotes_in(text)) <= most:
         return
     quotes = _quotes(text)
