@@ -9,12 +9,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from proxy.cli.console import print_json, print_note
-from proxy.cli.control import ControlAddress, Refused, connected
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
 from proxy.rollouts.archive.dataset import Dataset
-from proxy.rollouts.archive.importer import Importer
 from proxy.telemetry.metrics import make_metrics
 from storage import open_store
 from storage.redis.store import Store
@@ -51,6 +49,8 @@ async def import_dataset(
         OSError: The dataset cannot be read.
         StorageError: The store failed.
     """
+    from proxy.rollouts.archive.importer import Importer  # only for this
+
     dataset = Dataset(url)
     async with _opened(settings) as store:
         importer = Importer(store, dataset)
@@ -62,6 +62,8 @@ async def import_dataset(
 
 async def _requeued(settings: Settings, done: Sequence[tuple[str, str]], max_staleness: int | None) -> int:
     """Put groups into the queues of their policies; return how many. One that cannot be has a note."""
+    from proxy.cli.control import ControlAddress, Refused, connected  # only for this
+
     count = 0
     async with connected(ControlAddress(None, settings, None)) as control:
         for group, policy in done:
