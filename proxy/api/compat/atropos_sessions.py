@@ -251,7 +251,7 @@ def _reason(step: Step) -> str:
 
 _COUNT_TIMEOUT_S: Final = 2
 _MODEL_TIMEOUT_S: Final = 2
-_CHAT_ROUTE: Final = CallRoute(DIALECTS[CHAT], (read_session_chat,))
+_CHAT_ROUTE: Final = CallRoute(DIALECTS[CHAT], read_session_chat)
 
 
 class NoBaseUrl(ProxyError):

@@ -67,17 +67,13 @@ Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """An endpoint that samples: the dialect of its errors, and what reads its bodies, tried in order; None: another shape."""
+    """An endpoint that samples: the dialect of its errors, and what makes the adapter of a body in another format than its own.
+
+    `adapt` returns None for a body in the endpoint's own format, and raises UnprocessableRequest.
+    """
 
     errors: ErrorDialect
-    adapters: tuple[Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None], ...] = ()
-
-    def read(self, endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> CallAdapter | None:
-        """Return the adapter of a body; None if the body has the endpoint's own format. Raises UnprocessableRequest."""
-        for read in self.adapters:
-            if (adapter := read(endpoint, body, options)) is not None:
-                return adapter
-        return None
+    adapt: Callable[[str, Mapping[str, Any], TranslationOptions], CallAdapter | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +87,8 @@ class ModelRoute:
 
 MODEL_ROUTES: Final[Mapping[str, ModelRoute]] = {
     COUNT: ModelRoute("POST", count_tokens),
-    "/health": ModelRoute(
-        "GET", lambda call: show_health(call.request)
-    ),  # of a rollout: Atropos' VLLMServer requests it once a second
+    # Of a rollout: Atropos' VLLMServer requests it once a second.
+    "/health": ModelRoute("GET", lambda call: show_health(call.request)),
     "/v1/models": ModelRoute("GET", show_models),
 }
 _ROLLOUTS: Final = ("/rollouts/", "/sessions/")  # before the id of a rollout
@@ -325,10 +320,10 @@ def _read(
     if request.fields is not None:
         body |= request.fields
         digest = blake2b(digest.encode() + orjson.dumps(request.fields), digest_size=16).hexdigest()
-    if not route.adapters:
+    if route.adapt is None:
         return body, None, digest, long
     options = expected_options(request.context.translation, request.context.upstream.endpoints)
-    return body, route.read(request.endpoint, body, options), digest, long
+    return body, route.adapt(request.endpoint, body, options), digest, long
 
 
 def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: CallAdapter | None) -> str | None:

@@ -17,18 +17,17 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("/generate", {"input_ids": [1]}, TokensInCall),
         ("/v1/completions", {"messages": MESSAGES}, FlatCall),
         ("/v1/completions", {"prompt": "x"}, type(None)),
-        ("/v1/chat/completions", {"messages": MESSAGES}, type(None)),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}, TranslatedCall),
         ("/v1/responses", {"input": "hi"}, TranslatedCall),
     ],
 )
 def test_the_adapter_is_chosen_by_endpoint_then_by_body(endpoint, body, kind):
     """A body in the endpoint's own shape has no adapter."""
-    assert kind is type(CALL_ROUTES[endpoint].read(endpoint, body, TranslationOptions()))
+    assert kind is type(CALL_ROUTES[endpoint].adapt(endpoint, body, TranslationOptions()))
 
 
-def test_chat_completions_have_no_adapters():
-    assert CALL_ROUTES["/v1/chat/completions"].adapters == ()
+def test_chat_completions_have_no_adapter():
+    assert CALL_ROUTES["/v1/chat/completions"].adapt is None
 
 
 def test_errors_have_the_dialect_of_the_endpoint():

@@ -4,10 +4,6 @@ import aiohttp
 import pytest
 from tests.support.session import session_with
 
-from proxy.api.model.routes import CallRoute
-from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import TranslationOptions
-
 
 @pytest.fixture
 async def session(engine, store):
@@ -71,14 +67,3 @@ async def test_a_websocket_is_refused_so_that_the_client_uses_http(engine, sessi
 
     assert (refused.value.status, refused.value.headers["Upgrade"]) == (426, "HTTP/1.1")
     assert engine.requests == []
-
-
-@pytest.mark.parametrize(("body", "adapter"), [({"a": 1}, "first"), ({"b": 1}, "second"), ({}, None)])
-def test_the_first_adapter_that_accepts_a_body_reads_it(body, adapter):
-    """An adapter that returns None leaves the body to the next."""
-    route = CallRoute(
-        DIALECTS["/v1/chat/completions"],
-        (lambda _e, body, _w: "first" if "a" in body else None, lambda _e, body, _w: "second" if "b" in body else None),
-    )
-
-    assert adapter == route.read("/v1/chat/completions", body, TranslationOptions())
