@@ -3,6 +3,7 @@
 from itertools import product
 from unittest.mock import patch
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,6 +163,24 @@ def test_most_events_of_a_responses_stream_are_repetitions(field, name):
 
     assert feed.call_count <= 2
     assert shown.count(f"event: response.{name}.delta".encode()) == 100
+
+
+def test_logprobs_of_events_without_text_are_in_a_responses_stream():
+    """vLLM and SGLang send them, for tokens that have no text yet or that a parser reads."""
+    entry = '{"token":"%s","logprob":-0.5,"bytes":[97],"top_logprobs":[]}'
+    event = 'data: {"id":"c","choices":[{"index":0,"delta":%s,"logprobs":{"content":[%s]},"finish_reason":%s}]}\n\n'
+    deltas = [('{"content":"x"}', "null"), *3 * [("{}", "null")], ('{"content":"y"}', "null"), ("{}", '"stop"')]
+    tokens = "abcdef"
+    events = [event % (delta, entry % token, end) for (delta, end), token in zip(deltas, tokens, strict=True)]
+    renderer = TRANSLATORS["/v1/responses"].renderer({"include": ["message.output_text.logprobs"]}, IDENTITY)
+    stream = StreamResponse(
+        ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1, renderer=renderer)
+    )
+    stream.feed("".join(events).encode() + b"data: [DONE]\n\n")
+    last = orjson.loads(stream.finish()[0].rpartition(b"data: ")[2])
+
+    (part,) = last["response"]["output"][0]["content"]
+    assert [logprob["token"] for logprob in part["logprobs"]] == [*tokens]
 
 
 def test_what_is_stripped_may_depend_on_the_text():

@@ -311,6 +311,8 @@ class ResponsesRenderer(ResponseRenderer):
         self._identity = identity
         self._tools = read_tools(body, ignore_hosted=True)
         self._adds_logprobs = LOGPROBS in include
+        # An event with logprobs has an effect even if it has no text.
+        self.text_writer = None if self._adds_logprobs else self._writer
         self._adds_seal = ENCRYPTED in include
         self._events = Events()
         self._begun = False
@@ -337,9 +339,9 @@ class ResponsesRenderer(ResponseRenderer):
             events += self._pieces(choice.get("delta") or {})
         return b"".join(events)
 
-    def text_writer(self) -> WriteTexts | None:
-        """Return what writes further texts into events of the part that the last one belongs to; None with logprobs."""
-        return None if self._fed is None or self._adds_logprobs else self._fed[0].writer(self._fed[1])
+    def _writer(self) -> WriteTexts | None:
+        """Return what writes further texts into events of the part that the last one belongs to."""
+        return None if self._fed is None else self._fed[0].writer(self._fed[1])
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         events = [self._begin()]
