@@ -67,6 +67,8 @@ async def go_on(call: Call, client: ClientStream, why: str, fault: EngineError |
         return False  # it was never sent: the client gets the error at once
     if exchange is None and call.resumed:  # it was to go on at this endpoint
         is_refused = isinstance(fault, PartsDiffer) or _is_lost_too_often(call, fault)
+        if fault is None:  # another pause: it may have been queued since the last one
+            call.go_on_until = context.clock.monotonic() + context.settings.agents.resume_timeout_s
         return (not is_refused and await _planned(call, fault)) or _refused(call, "endpoint", None)
     call.losses += isinstance(fault, EngineDisconnected)
     call.go_on_until = context.clock.monotonic() + context.settings.agents.resume_timeout_s

@@ -587,13 +587,11 @@ async def test_a_queued_call_is_sent_after_a_pause_although_calls_are_not_resume
             first = asyncio.create_task(answer_of(http, served, body, "r1"))
             await engine.held.wait()
             second = asyncio.create_task(answer_of(http, served, body, "r2"))
-            while 'queued_calls{engine="fake"} 1.0' not in await metrics_of(http, served):
-                await asyncio.sleep(0.01)
+            await waiting(http, served, 1)
             pausing = asyncio.create_task(
                 http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"})
             )
-            while 'queued_calls{engine="fake"} 0.0' not in await metrics_of(http, served):
-                await asyncio.sleep(0.01)
+            await waiting(http, served, 0)
             engine.released.set()
             (await pausing).release()
             async with http.post(f"{served.url}/policy/resume") as response:
@@ -601,6 +599,40 @@ async def test_a_queued_call_is_sent_after_a_pause_although_calls_are_not_resume
             replies = [await first, await second]
 
     assert [read(raw, is_stream=True)[:2] for _, raw in replies] == [(REPLY, ["stop"])] * 2
+
+
+async def test_a_queued_call_waits_for_the_end_of_each_pause(store, http, monkeypatch):
+    """Its time in the queue between two is no part of `agents.resume_timeout_s`."""
+    engine, calls = ScriptedEngine(), []
+    engine.ends = [(5, "held")]
+    add = InFlightBytes.add
+    monkeypatch.setattr(InFlightBytes, "add", lambda limit, call: (calls.append(call), add(limit, call)))
+    async with listening(engine.handle) as url:
+        endpoints = [{"url": url, "name": "fake", "max_in_flight": 1}]
+        async with proxying(None, store, engines={"endpoints": endpoints}, agents={"max_resumes": 0}) as served:
+            body = {"model": "m", "messages": MESSAGES, "stream": True}
+            first = asyncio.create_task(answer_of(http, served, body, "r1"))
+            await engine.held.wait()
+            second = asyncio.create_task(answer_of(http, served, body, "r2"))
+            for _ in range(2):
+                await waiting(http, served, 1)
+                calls[-1].go_on_until = 0.0  # long ago
+                async with http.post(f"{served.url}/policy/pause?drain_s=0", json={"in_flight": "keep"}) as response:
+                    assert response.status == 200
+                calls[-1].interrupt("the weights change", is_last=False)
+                await waiting(http, served, 0)
+                async with http.post(f"{served.url}/policy/resume") as response:
+                    assert response.status == 200
+            engine.released.set()
+            replies = [await first, await second]
+
+    assert [read(raw, is_stream=True)[:2] for _, raw in replies] == [(REPLY, ["stop"])] * 2
+
+
+async def waiting(http, served, calls: int) -> None:
+    """Return once so many calls wait for a slot of the engine."""
+    while f'queued_calls{{engine="fake"}} {calls}.0' not in await metrics_of(http, served):
+        await asyncio.sleep(0.01)
 
 
 async def test_an_unexpected_error_while_a_cut_call_waits_leaves_its_step(store, http, monkeypatch):
