@@ -27,11 +27,10 @@ from proxy.protocols.dialects.base import ErrorDialect, openai_error
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
 
-RESPONSE_STARTED = web.RequestKey(
-    "shown", bool
-)  # set when the first byte of a response is written: its status is final then
-CLIENT_CLOSED_REQUEST = 499  # in the log only, as in nginx
-ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, set once its path is parsed
+# Set when the first byte of a response is written: its status is final then.
+RESPONSE_STARTED: Final = web.RequestKey("response_started", bool)
+CLIENT_CLOSED_REQUEST: Final = 499  # in the log only, as in nginx
+ERROR_DIALECT: Final = web.RequestKey("error_dialect", ErrorDialect)  # set once the path of a request is parsed
 
 
 def internal_error(failure: BaseException, **fields: object) -> InternalError:

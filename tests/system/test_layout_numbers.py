@@ -15,10 +15,10 @@ MAXIMA = {
 }
 # Of each kind of call before its response ends: files, own calls, moves, and all Python calls.
 CALLS = {
-    "streamed": (37, 270, 130, 550),
-    "unstreamed": (37, 195, 108, 450),
-    "continued": (48, 392, 208, 880),
-    "messages": (52, 520, 250, 810),
+    "streamed": (30, 270, 122, 545),
+    "unstreamed": (32, 195, 105, 440),
+    "continued": (38, 380, 195, 860),
+    "messages": (36, 495, 240, 800),
 }
 ATTEMPTS = 3  # a read of the socket may return a part of the response, which adds moves
 
