@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from proxy.errors import DamagedStep, UnprocessableRequest
 from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, read_marks, read_rollout
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.codec import UnreadableRecord, decode
+from proxy.trajectory.codec import UnreadableRecord, decode, expanded_size_of
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.step import Step, messages_of
 from proxy.trajectory.thread_rules import ThreadRule
@@ -21,14 +21,15 @@ Versions: TypeAlias = frozenset[tuple[int, str | None]]  # with their epochs, th
 
 _PAGE = 200  # records per read from the store
 LONG = 32  # short steps, which take some milliseconds to decode, join and write
-_LONG_TO_DECODE = (
-    2 * LONG
-)  # they take two milliseconds, in which threads would pass the interpreter's lock hundreds of times
+# They take two milliseconds, in which threads would pass the interpreter's lock hundreds of times.
+_LONG_TO_DECODE = 2 * LONG
 _TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step as lists of numbers,
 _PACKED_TOKENS_OF_A_STEP = 8192  # and as arrays
 _MESSAGES_OF_A_STEP = 64  # messages that do
 _BLOCKS_OF_A_STEP = 16  # blocks that do
-_BYTES_OF_A_STEP = 2**13  # compressed bytes that do
+_BYTES_OF_A_STEP = (
+    2**13
+)  # bytes that do, expanded: logs and JSON are ten times as long as their record, or a thousand times
 _SHOWN_THREADS = 20
 NO_VERSIONS: Final[Versions] = frozenset()
 
@@ -137,8 +138,9 @@ async def _decode(
     def decoded() -> list[Step]:
         return [_read(name, record, reader, start + offset, read, whole=whole) for offset, record in enumerate(records)]
 
-    size = reader.size + sum(map(len, records))
-    weight = len(records) + reader.count // _BLOCKS_OF_A_STEP + size // _BYTES_OF_A_STEP
+    weight = len(records) + reader.count // _BLOCKS_OF_A_STEP
+    if weight <= _LONG_TO_DECODE:
+        weight += (reader.size + sum(map(expanded_size_of, records))) // _BYTES_OF_A_STEP
     return await off_loop(weight, _LONG_TO_DECODE, decoded)
 
 

@@ -32,6 +32,7 @@ IMAGE: Final = b"image"  # the data of one image: a chain of one piece
 UNIT_BYTES: Final = 1024  # 256 ids
 RUN_UNITS: Final = 16
 _SHORT_PIECE: Final = 20  # bytes: no zstd frame saves space
+_FRAME_HEADER: Final = 18  # bytes of a zstd frame at most
 _LONG_CHAIN_BYTES: Final = 2**13  # from here on, comparing is faster than hashing
 _BYTES_PER_PIECE: Final = 100  # an estimate: the objects of a piece and of its name
 RECENT_CHAINS: Final = 64  # cached chains: this many branches can alternate without reading their blocks again
@@ -203,6 +204,14 @@ class BlockWriter:
         return (_ZSTD, packed) if len(packed) < len(piece) * 7 // 8 else (_PLAIN, piece)
 
 
+def expanded_size(packed: bytes, start: int) -> int:
+    """Return the number of bytes to which the zstd frame from `start` on expands, as its header says; 0 for a damaged one."""
+    try:
+        return max(zstandard.frame_content_size(packed[start : start + _FRAME_HEADER]), 0)
+    except zstandard.ZstdError:
+        return 0
+
+
 class BlockReader:
     """Reads chains from the blocks of one rollout, and opens each block once.
 
@@ -224,8 +233,10 @@ class BlockReader:
 
     @property
     def size(self) -> int:
-        """The number of bytes of all blocks."""
-        return sum(map(len, self._blocks.values()))
+        """The number of bytes of all blocks when they are expanded."""
+        return sum(
+            [expanded_size(block, 17) if block[16:17] == _ZSTD else len(block) for block in self._blocks.values()]
+        )
 
     def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
         """Return the pieces of the chain with this name: bytes, or parsed messages.

@@ -402,6 +402,11 @@ def open_frame(record: bytes) -> tuple[int, bytes]:
     return schema, packed
 
 
+def expanded_size_of(record: bytes) -> int:
+    """Return the number of bytes to which a record expands; 0 for a damaged one."""
+    return blocks.expanded_size(record, _HEADER)
+
+
 def join_payload(texts: Sequence[bytes], arrays: Iterable[bytes]) -> bytes:
     """Return the payload of these four JSON texts and arrays."""
     return b"".join([_LENGTHS.pack(*map(len, texts)), *texts, *arrays])

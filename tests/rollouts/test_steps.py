@@ -1,16 +1,21 @@
 """The cost of reading large rollouts: time grows with the number of steps."""
 
+from threading import current_thread, main_thread
 from time import process_time
 
 import pytest
 from tests.support.forests import make_choice, make_step
 
-from proxy.rollouts.steps import weights_of
+from proxy.rollouts import steps as reading
+from proxy.rollouts.rollout import read_rollout
+from proxy.rollouts.steps import read_steps, weights_of
+from proxy.trajectory import codec
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
 from proxy.trajectory.tree import grow
+from storage.types import StepWrite
 
 ASK = {"role": "user", "content": "go"}
 
@@ -90,3 +95,27 @@ def test_tokens_weigh_less_in_packed_rows():
 
     assert [weights_of([step]) for step in (short, asked, translated)] == [(1, 1), (11, 11), (11, 11)]
     assert weights_of([short, long]) == (82, 12)
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_on_the_loop"), [(("a", "b"), True), (("a" * 1_000_000, "b"), False), (("a", "b" * 1_000_000), False)]
+)
+async def test_steps_that_expand_to_long_ones_are_decoded_in_a_thread(store, monkeypatch, texts, is_on_the_loop):
+    """A message, or a reply, that repeats itself is compressed to a thousandth of its length."""
+    asked, replied = texts
+    messages = [{"role": "user", "content": asked}]
+    step = make_step("s1", [1], [2], request={"messages": messages}, response={"choices": [response(replied)]})
+    record = codec.encode(step)
+    stored = await store.open("r1", {}, now_ms=1)
+    await store.append(StepWrite("r1", stored.incarnation, "s1", record.record, record.blocks), now_ms=2)
+    threads = []
+
+    def decode(*args, **named):
+        threads.append(current_thread())
+        return codec.decode(*args, **named)
+
+    monkeypatch.setattr(reading, "decode", decode)
+    (read,) = await read_steps(store, read_rollout(stored), whole=True)
+
+    assert read.response == step.response
+    assert [thread is main_thread() for thread in threads] == [is_on_the_loop]
