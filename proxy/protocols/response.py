@@ -488,9 +488,8 @@ class StreamResponse(ResponseStream):
         try:
             response = self._accumulator.finish()
             shown, differs = view.whole(response)
-        except MALFORMED:  # chunks that do not add up to a response
-            if response is None:
-                problems.add("unparsed_event")
+        except MALFORMED:  # chunks that do not add up to a response, or to one that the client could have received
+            problems.add("unparsed_event")
         answer = ParsedResponse(response, self.is_over, shown, self._error, tuple(sorted(problems)), differs=differs)
         if renderer is not None:
             end.append(_rendered_end(renderer, answer))

@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -13,6 +14,7 @@ from proxy.errors import EngineEventTooLong
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import Sampled, StripRules, Tokens
+from proxy.protocols.parts import Before
 from proxy.protocols.response import ClientView, Event, EventParser, StreamResponse, TokenAnnotations, read_event
 
 
@@ -47,6 +49,18 @@ def test_an_incomplete_last_event_is_forwarded_unchanged():
     end, response = reply.finish()
 
     assert (end, response.ended, response.problems) == (b'data: {"cho', False, ("unparsed_event",))
+
+
+@pytest.mark.parametrize("end", [StreamResponse.finish, StreamResponse.cut])
+def test_parts_that_do_not_add_up_to_a_response_are_a_problem(end):
+    """Without it, the step would have the response of the last part alone, as if it were all of the call."""
+    versions = {"weight_versions": [{"version": "1", "start": 0, "end": 2}]}
+    first = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "ab"}}], "metadata": versions}
+    reply = StreamResponse(replace(view(), before=Before(first, 3, 2)))
+    reply.feed(chunk(0, '"stop"').replace(b"{", b'{"metadata":{"weight_versions":[{"start":0}]},', 1))
+    answer = end(reply)[1]
+
+    assert (answer.shown, answer.differs, answer.problems) == (None, None, ("unparsed_event",))
 
 
 def test_comments_are_forwarded():
