@@ -25,6 +25,7 @@ from proxy.errors import (
     EngineError,
     EngineResponseTooLarge,
     EngineUnreachable,
+    Paused,
     ProxyError,
     StoreUnavailable,
     UnprocessableRequest,
@@ -78,7 +79,7 @@ async def relay(call: Call) -> web.StreamResponse:
         return await _end(call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client disconnected
-    except EngineBusy as busy:
+    except (EngineBusy, Paused) as busy:
         client.status = busy.status  # for the metrics and the log; nothing was sent or recorded
         call.note_fault(busy)
         raise
@@ -177,7 +178,7 @@ async def _goes_on(call: Call, client: ClientStream, why: str, fault: EngineErro
 async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
     """Return the outcome of a cancelled call if its response is complete; None if it was interrupted and goes on.
 
-    Raises CancelledError: the client disconnected, or the call was stopped or cannot go on.
+    Raises CancelledError: the client disconnected, or the call was stopped or cannot go on; Paused if it was queued until then.
     """
     why, call.interrupted = call.interrupted, None
     if why is None or call.task is None or call.task.uncancel():
@@ -193,6 +194,9 @@ async def _interrupted(call: Call, client: ClientStream) -> Outcome | None:
             return await _finished(call, exchange)
     except EngineError as fault:
         return await _faulted(call, client, fault)
+    if call.sent is None:  # it was queued: its client can send it again
+        timeout_s = call.context.settings.agents.resume_timeout_s
+        raise Paused(f"Calls are paused, and the call was not sent within {timeout_s:g} s (agents.resume_timeout_s).")
     call.cut = why
     raise asyncio.CancelledError
 

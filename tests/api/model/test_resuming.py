@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import count, pairwise
 
 import orjson
@@ -575,58 +575,70 @@ async def test_a_stream_that_is_cut_when_no_endpoint_serves_its_model_any_more_h
     assert ("partial", [*REPLY[:12].encode()]) == (step.status, [*step.choices[0].ids])
 
 
-async def test_a_queued_call_is_sent_after_a_pause_although_calls_are_not_resumed(store, http):
-    """With `agents.max_resumes` 0 as well: nothing of it was sampled."""
+@asynccontextmanager
+async def with_a_queued_call(store, http, **agents):
+    """Yield a proxy, its engine, a call that the engine holds, and one that is queued behind it."""
     engine = ScriptedEngine()
     engine.ends = [(5, "held")]
-    endpoints = [{"url": "", "name": "fake", "max_in_flight": 1}]
     async with listening(engine.handle) as url:
-        endpoints[0]["url"] = url
-        async with proxying(None, store, engines={"endpoints": endpoints}, agents={"max_resumes": 0}) as served:
+        endpoints = [{"url": url, "name": "fake", "max_in_flight": 1}]
+        agents = {"max_resumes": 0, **agents}
+        async with proxying(None, store, engines={"endpoints": endpoints}, agents=agents) as served:
             body = {"model": "m", "messages": MESSAGES, "stream": True}
             first = asyncio.create_task(answer_of(http, served, body, "r1"))
             await engine.held.wait()
             second = asyncio.create_task(answer_of(http, served, body, "r2"))
             await waiting(http, served, 1)
-            pausing = asyncio.create_task(
-                http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"})
-            )
-            await waiting(http, served, 0)
-            engine.released.set()
-            (await pausing).release()
-            async with http.post(f"{served.url}/policy/resume") as response:
-                assert response.status == 200
-            replies = [await first, await second]
+            yield served, engine, first, second
+
+
+async def test_a_queued_call_is_sent_after_a_pause_although_calls_are_not_resumed(store, http):
+    """With `agents.max_resumes` 0 as well: nothing of it was sampled."""
+    async with with_a_queued_call(store, http) as (served, engine, first, second):
+        pausing = asyncio.create_task(http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}))
+        await waiting(http, served, 0)
+        engine.released.set()
+        (await pausing).release()
+        async with http.post(f"{served.url}/policy/resume") as response:
+            assert response.status == 200
+        replies = [await first, await second]
 
     assert [read(raw, is_stream=True)[:2] for _, raw in replies] == [(REPLY, ["stop"])] * 2
 
 
 async def test_a_queued_call_waits_for_the_end_of_each_pause(store, http, monkeypatch):
     """Its time in the queue between two is no part of `agents.resume_timeout_s`."""
-    engine, calls = ScriptedEngine(), []
-    engine.ends = [(5, "held")]
-    add = InFlightBytes.add
+    calls, add = [], InFlightBytes.add
     monkeypatch.setattr(InFlightBytes, "add", lambda limit, call: (calls.append(call), add(limit, call)))
-    async with listening(engine.handle) as url:
-        endpoints = [{"url": url, "name": "fake", "max_in_flight": 1}]
-        async with proxying(None, store, engines={"endpoints": endpoints}, agents={"max_resumes": 0}) as served:
-            body = {"model": "m", "messages": MESSAGES, "stream": True}
-            first = asyncio.create_task(answer_of(http, served, body, "r1"))
-            await engine.held.wait()
-            second = asyncio.create_task(answer_of(http, served, body, "r2"))
-            for _ in range(2):
-                await waiting(http, served, 1)
-                calls[-1].go_on_until = 0.0  # long ago
-                async with http.post(f"{served.url}/policy/pause?drain_s=0", json={"in_flight": "keep"}) as response:
-                    assert response.status == 200
-                calls[-1].interrupt("the weights change", is_last=False)
-                await waiting(http, served, 0)
-                async with http.post(f"{served.url}/policy/resume") as response:
-                    assert response.status == 200
-            engine.released.set()
-            replies = [await first, await second]
+    async with with_a_queued_call(store, http) as (served, engine, first, second):
+        for _ in range(2):
+            await waiting(http, served, 1)
+            calls[-1].go_on_until = 0.0  # long ago
+            async with http.post(f"{served.url}/policy/pause?drain_s=0", json={"in_flight": "keep"}) as response:
+                assert response.status == 200
+            calls[-1].interrupt("the weights change", is_last=False)
+            await waiting(http, served, 0)
+            async with http.post(f"{served.url}/policy/resume") as response:
+                assert response.status == 200
+        engine.released.set()
+        replies = [await first, await second]
 
     assert [read(raw, is_stream=True)[:2] for _, raw in replies] == [(REPLY, ["stop"])] * 2
+
+
+async def test_a_queued_call_that_no_pause_lets_pass_in_time_can_be_sent_again(store, http):
+    """Its response has the status of other calls that wait too long; no step is recorded."""
+    async with with_a_queued_call(store, http, resume_timeout_s=0.1) as (served, engine, first, second):
+        pausing = asyncio.create_task(http.post(f"{served.url}/policy/pause?drain_s=20", json={"in_flight": "resume"}))
+        status, raw = await second
+        engine.released.set()
+        (await pausing).release()
+        await first
+        counted = await metrics_of(http, served)
+
+    assert (status, orjson.loads(raw)["error"]["code"]) == (429, "paused")
+    assert 'engine="fake",status="429"} 1.0' in counted
+    assert await stored_steps(store, "r2") == []
 
 
 async def waiting(http, served, calls: int) -> None:
