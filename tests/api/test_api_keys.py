@@ -47,5 +47,5 @@ def test_a_key_ring_stores_only_hashes():
     ring = KeyRing(["one", "two"])
 
     assert ("one" in ring, "two" in ring, "three" in ring, "\udc80" in ring) == (True, True, False, False)
-    assert (bool(ring), bool(KeyRing([]))) == (True, False)
+    assert (ring.are_required, KeyRing([]).are_required) == (True, False)
     assert "one" not in str(ring._hashes)
