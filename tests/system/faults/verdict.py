@@ -49,7 +49,7 @@ def _buckets(store) -> list[Bucket]:
 
 def _keys_of(bucket: Bucket) -> set[bytes]:
     """Return the keys of a bucket that belong to no single rollout."""
-    own = {value for value in bucket if isinstance(value, bytes)}
+    own = {value for value in vars(bucket).values() if isinstance(value, bytes)}
     return own | {*bucket.cache, *bucket.processes, *bucket.queue_index(), bucket.queue()}
 
 
