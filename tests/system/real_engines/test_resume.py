@@ -244,7 +244,8 @@ async def updated(engine, folder, update, kinds) -> AsyncIterator[Seen]:
     """Update the engine while each client makes calls of these kinds, streamed and not; return what was seen."""
     bias, seen, is_over, made = no_broken_text(), Seen(), asyncio.Event(), {}
     async with (
-        through_proxy(engine.url, folder, models=NAMES) as proxy,
+        # A short call that starts again at each update is ended by none.
+        through_proxy(engine.url, folder, models=NAMES, agents={"max_resumes": max(100, 2 * UPDATES)}) as proxy,
         # SGLang closes idle connections after five seconds.
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
         AsyncClient(proxy.url) as client,
