@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import aiohttp
@@ -85,9 +86,7 @@ class Reader(load.Client):
 
 async def cut(streams: int, processes: int, folder: str) -> str:
     """Return what it costs proxies with one store to interrupt all streams, and to resume them."""
-    bodies = orjson.dumps(
-        {"messages": [{"role": "user", "content": "word " * CUT_PROMPT}], "stream": True, "model": "m"}
-    )
+    body = {"messages": [{"role": "user", "content": "word " * CUT_PROMPT}], "stream": True, "model": "m"}
     figures, lags = [], [f"{folder}/lags{number}" for number in range(processes)]
     with ExitStack() as stack:
         engine = stack.enter_context(started("upstream", "cut"))
@@ -97,16 +96,9 @@ async def cut(streams: int, processes: int, folder: str) -> str:
                 lags, (f"embedded:{folder}/store", *[f"unix:{folder}/store/valkey.sock"] * 99), strict=False
             )
         ]
+        clients = await _opened(servers, orjson.dumps(body), streams)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
-            clients: list[Reader] = []
-            for number in range(streams):
-                clients.append(await load.connect(servers[number % processes].port, Reader))
-                clients[-1].call(load.Calls([bodies]).request(0, f"cut-{number}"))
-                while number % OPENED_AT_ONCE == 0 and not all(b" word3" in client.read for client in clients):
-                    await asyncio.sleep(0.05)
-            while not all(b" word3" in client.read for client in clients):
-                await asyncio.sleep(0.05)
-            for path, body in (("pause?drain_s=600", {"in_flight": "resume"}), ("resume", {})):
+            for path, change in (("pause?drain_s=600", {"in_flight": "resume"}), ("resume", {})):
                 for server in servers:
                     os.kill(server.pid, signal.SIGUSR1)
                     server.forget_peak()
@@ -114,7 +106,7 @@ async def cut(streams: int, processes: int, folder: str) -> str:
                 used, before = [
                     sum(each) for each in zip(*((s.processor_s()[0], resident_mb(s)) for s in servers), strict=True)
                 ]
-                async with http.post(f"{servers[0].url}/policy/{path}", json=body) as response:
+                async with http.post(f"{servers[0].url}/policy/{path}", json=change) as response:
                     response.raise_for_status()
                     paused = await response.json()
                 if path == "resume":
@@ -137,6 +129,19 @@ async def cut(streams: int, processes: int, folder: str) -> str:
             highest = [[round(1000 * lag, 1) for lag in phase] for phase in json.load(written)[1:]]
         figures.append(f"the loop's longest work without looking for events, in ms of CPU: {highest}")
     return "\n".join(figures)
+
+
+async def _opened(servers: Sequence[Server], body: bytes, streams: int) -> list[Reader]:
+    """Return clients whose streams have all begun."""
+    clients: list[Reader] = []
+    for number in range(streams):
+        clients.append(await load.connect(servers[number % len(servers)].port, Reader))
+        clients[-1].call(load.Calls([body]).request(0, f"cut-{number}"))
+        while number % OPENED_AT_ONCE == 0 and not all(b" word3" in client.read for client in clients):
+            await asyncio.sleep(0.05)
+    while not all(b" word3" in client.read for client in clients):
+        await asyncio.sleep(0.05)
+    return clients
 
 
 def _is_whole(client: Reader) -> bool:

@@ -289,11 +289,7 @@ class Exchange:
         try:
             problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.follow_up_response)
-            given: Sequence[Sequence[int]] | None = None
-            if plan.prompt is not None:
-                given = [plan.prompt.ids]
-            elif plan.dialect.name != "chat":  # its prompt is messages
-                given = plan.dialect.prompt_ids(plan.body)
+            given = plan.dialect.prompt_ids(plan.body) if plan.prompt is None else [plan.prompt.ids]
             samples, version = plan.response_options.samples, plan.policy_version
             packed = pack_tokens(tokens, samples, version, given, epoch=plan.policy_epoch)
         except (OverflowError, *MALFORMED):

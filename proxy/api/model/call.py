@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -45,6 +45,30 @@ from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.context_window import options_for, tokens_left, with_placeholders
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.http_client import ROLLOUT_HEADER, STEP_HEADER
+
+
+class Trace(Protocol):
+    """The spans of a call: see `CallTrace`. No method raises an exception."""
+
+    def queued(self, call: "Call") -> None:
+        """Note that the call waits for a slot of its engine."""
+        ...
+
+    def sending(self, call: "Call", headers: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
+        """Note that the call is sent; return the headers to send, or None to send these."""
+        ...
+
+    def failed(self, call: "Call", fault: ProxyError) -> None:
+        """Note an error of the engine or of the store."""
+        ...
+
+    def stored(self, call: "Call") -> None:
+        """Note that the step is stored."""
+        ...
+
+    def ended(self, call: "Call", status: int) -> None:
+        """End the spans; `status` is the HTTP status of the response."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,7 @@ class Call:
 
     # While it is relayed.
     task: "asyncio.Task[Any] | None" = None
-    trace: Any = None  # its `CallTrace`, if traces are exported
+    trace: Trace | None = None
     exchange: Exchange | None = None  # with the current endpoint
     response_bytes: int = 0  # that the engine has sent
     parsed_bytes: int = 0  # of memory that is reserved to parse them
